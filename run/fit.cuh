@@ -33,6 +33,8 @@ struct fit_bytes {
 struct fit_limits {
     size_t device, host, both;
 };
+// A choice that the engine makes by free memory leaves one byte of so many, since the memory that is free varies.
+enum { FIT_VARIES = 64 };
 // Whether a plan's peaks are within the limits of each memory and of both together.
 static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 

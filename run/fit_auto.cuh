@@ -22,6 +22,17 @@ struct fit_chosen {
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
+// What auto would choose for other options: what it takes, the time of a step, and the choice in words.
+struct fit_alternative {
+    bool fits;
+    size_t device, host; // bytes
+    double seconds;
+    char text[320];
+};
+// Returns what fit_choose would choose of f's options within the limits; nothing is changed. rates->flops is not 0.
+static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
+                                                 const struct fit_rates *rates);
+
 // ---- the space ----
 
 struct fit_formats {
@@ -433,4 +444,21 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
     fit_auto_close(a);
     chosen.search_s = seconds_now() - begin;
     return chosen;
+}
+
+static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
+                                                 const struct fit_rates *rates) {
+    struct fit_alternative alternative;
+    memset(&alternative, 0, sizeof alternative);
+    struct fit_auto *const a = fit_auto_open(f, rates, limits);
+    const struct fit_found found = fit_search(&a->space, FIT_SECONDS, a->known_formats);
+    if (found.count > 0) {
+        alternative.fits = true;
+        alternative.device = (size_t)found.outcome[0].device;
+        alternative.host = (size_t)found.outcome[0].host;
+        alternative.seconds = found.outcome[0].seconds;
+        fit_choice_text(a, &found.best[0], alternative.text, sizeof alternative.text);
+    }
+    fit_auto_close(a);
+    return alternative;
 }

@@ -151,14 +151,14 @@ static struct attention_choice choose_attention(struct run *r) {
 // Returns the limits of a choice that the engine makes: less than limits_of, since libraries of collectives take memory
 // before the model does, and the memory that is free varies.
 static struct fit_limits limits_of_choice(struct run *r) {
-    enum { COLLECTIVES_RESERVE_BYTES = 512 << 20, VARIES = 64 };
+    enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
     const bool comes = r->parallel && !r->connected && !DEVICE_MEMORY_IS_HOSTS;
     const size_t reserve = comes ? COLLECTIVES_RESERVE_BYTES : 0;
     if (r->config->recompute.memory_budget == 0 && limits.device != SIZE_MAX)
-        limits.device -= limits.device / VARIES + reserve;
+        limits.device -= limits.device / FIT_VARIES + reserve;
     if (limits.both != SIZE_MAX)
-        limits.both -= limits.both / VARIES;
+        limits.both -= limits.both / FIT_VARIES;
     return limits;
 }
 // Replaces --recompute-granularity auto by what fits, as r->chosen, or by none where the run does not train. Ends the

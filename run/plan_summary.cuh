@@ -26,6 +26,7 @@ static void summary_verdict(const struct run *r, size_t limit) {
     const bool on_gpu = device_is_gpu(&r->dev);
     const size_t need = summary_need(r);
     const char *whose = c->recompute.memory_budget > 0 ? "--memory-budget allows"
+                        : on_gpu && c->ranks > 1       ? "each GPU leaves"
                         : on_gpu                       ? "this GPU leaves"
                                                        : "this machine leaves";
     char all[LOG_NUMBER], may[LOG_NUMBER], left[LOG_NUMBER], host[LOG_NUMBER + 32] = "";
@@ -81,12 +82,13 @@ static void summary_peak(const struct plan *plan) {
     log_row("peak", "%s", text);
 }
 
-// Prints the predicted time of a step, if there is one.
-static void summary_time(const struct plan_prediction *p) {
+// Prints the predicted time of a step of so many ranks, if there is one.
+static void summary_time(const struct plan_prediction *p, int ranks) {
     char ms[LOG_NUMBER], tokens[LOG_NUMBER];
     if (p->step_ms > 0)
-        log_row("predicted", "%s ms a step, %.0f %% of it the update; %s tokens/s: %s", log_digits(ms, p->step_ms),
-                100 * p->update_ms / p->step_ms, log_digits(tokens, p->tokens_per_s), p->rates);
+        log_row("predicted", "%s ms a step, %.0f %% of it the update; %s tokens/s%s: %s", log_digits(ms, p->step_ms),
+                100 * p->update_ms / p->step_ms, log_digits(tokens, p->tokens_per_s),
+                ranks > 1 ? " of all ranks, without their exchange" : "", p->rates);
 }
 
 // ---- the next thing to change ----
@@ -189,13 +191,52 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
+// Prints what fits --plan-gpu where the options do not: what auto would choose, at its predicted speed, by its own,
+// with the smallest micro-batch, or with lossy states too. limit: bytes of the device's memory that a plan may take.
+static void summary_next_auto(const struct run *r, size_t limit) {
+    static const char *const with[] = {"", " --micro-batch-size 1", " --micro-batch-size 1 --allow-lossy-states"};
+    const struct fit_limits limits = {
+        limit - limit / FIT_VARIES,
+        r->config->states.host_memory_budget > 0 ? (size_t)r->config->states.host_memory_budget : SIZE_MAX, SIZE_MAX};
+    char bytes[LOG_NUMBER], host[LOG_NUMBER], of_host[LOG_NUMBER + 48] = "", tokens[LOG_NUMBER];
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        struct config changed = *r->config;
+        changed.recompute.recompute_granularity = RECOMPUTE_AUTO;
+        changed.recompute.recompute_method = RECOMPUTE_METHOD_UNSET;
+        changed.recompute.recompute_num_layers = 0;
+        changed.recompute.recompute_layers = changed.recompute.recompute_modules =
+            changed.recompute.recompute_layer_modules = "";
+        changed.training.micro_batch_size = i > 0 ? 1 : changed.training.micro_batch_size;
+        changed.states.allow_lossy_states = changed.states.allow_lossy_states || i > 1;
+        const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
+        const struct fit_alternative then = fit_alternative_of(&f, limits, &r->rates);
+        if (!then.fits)
+            continue;
+        if (then.host > 0)
+            snprintf(of_host, sizeof of_host, " and %s of the host's%s", log_bytes(host, (int64_t)then.host),
+                     changed.ranks > 1 ? " for each rank" : "");
+        log_row(
+            "next", "--recompute-granularity auto%s fits: %s%s, %s tokens/s%s: %s", with[i],
+            log_bytes(bytes, (int64_t)then.device), of_host,
+            log_digits(tokens, (double)changed.training.global_batch_size * changed.model.seq_length / then.seconds),
+            changed.ranks > 1 ? " without the exchange between ranks" : "", then.text);
+        return;
+    }
+    log_row("next",
+            "nothing fits, not even --recompute-granularity auto%s: %sa shorter --seq-length, a smaller model, or "
+            "--lora-rank to finetune",
+            with[2], r->config->ranks > 1 ? "more GPUs with --zero-stage 3, " : "");
+}
+
 // Prints the first advice that applies. limit: bytes of the device's memory that a plan may take; SIZE_MAX: not known.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";
     if (limit == SIZE_MAX)
         log_row("next", "--plan-gpu 'H100 80GB HBM3', or --memory-budget 80GiB, says what fits and what is faster");
-    else if (summary_need(r) > limit) { // a --memory-budget that is exceeded has ended the program
+    else if (summary_need(r) > limit && *c->memory.plan_gpu && r->rates.flops > 0) {
+        summary_next_auto(r, limit);
+    } else if (summary_need(r) > limit) { // a --memory-budget that is exceeded has ended the program
         if (!*c->memory.plan_gpu)
             snprintf(budget, sizeof budget, " --memory-budget %zuMiB", limit >> 20);
         log_row("next", "--recompute-granularity auto%s searches recomputation and offload for what fits", budget);
@@ -224,7 +265,7 @@ static void plan_summary(const struct run *r) {
     summary_parts(&m->timeline.plan);
     summary_peak(&m->timeline.plan);
     report_offload(r, "host", device_is_gpu(&r->dev) ? "pinned" : "more");
-    summary_time(&m->timeline.plan.predicted);
+    summary_time(&m->timeline.plan.predicted, c->ranks);
     if (m->trains)
         summary_next(r, budget[MEMORY_DEVICE]);
     log_row("more", "--plan=full prints all of it; --plan-json and --plan-picture FILE write every buffer");

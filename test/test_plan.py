@@ -10,7 +10,7 @@ from environment import ROOT, chosen
 from test_cli import Case, PROGRAM, run
 
 CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA", "")
-GPUS = {"A100": "8.0", "GeForce RTX 3090": "8.6", "GeForce RTX 4090": "8.9", "H100 80GB HBM3": "9.0", "B200": "10.0", "GeForce RTX 5090": "12.0"}
+GPUS = {"A100-SXM4-40GB": "8.0", "GeForce RTX 3090": "8.6", "GeForce RTX 4090": "8.9", "H100 80GB HBM3": "9.0", "B200": "10.0", "GeForce RTX 5090": "12.0"}
 NO_COLOR = "#333333"
 # Options of a plan beside its shape, and how often one is drawn.
 ROWS = [
@@ -123,9 +123,12 @@ class Summary(Plan):
         seven = ("--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--plan-gpu", "GeForce RTX 4090")
         large = self.summary(*seven)
         self.assertIn("does NOT fit", large["verdict"])
-        words = re.search(r"--recompute-granularity auto", large["next"])[0].split()
-        slow = self.summary(*seven, *words)
-        self.assertRegex(slow["verdict"], r"^fits: it takes [\d.]+ GiB, with [\d.]+ GiB of the host's, this GPU leaves 22\.90 GiB")
+        words, takes, tokens = re.match(r"(--recompute-granularity auto) fits: ([\d.]+ GiB) and [\d.]+ GiB of the host's, ([\d.]+) tokens/s", large["next"]).groups()
+        slow = self.summary(*seven, *words.split())
+        self.assertIn("it takes %s, with" % takes, slow["verdict"])
+        self.assertIn(" %s tokens/s" % tokens, slow["predicted"])
+        words = words.split()
+        self.assertRegex(slow["verdict"], r"^fits: it takes [\d.]+ GiB, with [\d.]+ GiB of the host's, this GPU leaves 22\.99 GiB")
         self.assertIn("in host memory", slow["auto"])
         before, batch, after, times = re.search(r"update is (\d+) % of a step: --global-batch-size (\d+) makes it (\d+) %, and about ([\d.]+) times", slow["next"]).groups()
         again = self.summary(*seven, *words, "--global-batch-size", batch)
@@ -134,6 +137,30 @@ class Summary(Plan):
         self.assertEqual(share[0], int(before))
         self.assertLessEqual(share[1], int(after) + 3) # auto chooses anew
         self.assertGreaterEqual(tokens[1] / tokens[0], 0.9 * float(times))
+
+    def test_cards_by_the_names_that_people_write(self):
+        """What the next line says of a card that is too small is what its options give."""
+        one, two = (self.summary("--preset", "llama3-8b", "--zero-stage", 3, "--plan-gpu", name) for name in ("3090", "2x3090"))
+        self.assertTrue(two["device"].startswith("2 x GeForce RTX 3090 of 24.00 GiB"), two)
+        self.assertIn("this GPU leaves 23.00 GiB", one["verdict"])
+        self.assertIn("each GPU leaves 23.00 GiB", two["verdict"])
+        self.assertIn("8 sequences a step of all ranks", two["batch"])
+        self.assertIn("of all ranks, without their exchange", two["predicted"])
+        self.assertIn("for each rank", two["next"])
+        for said in (one, two):
+            self.assertNotRegex(str(said), r"(?i)\bcpu\b|AVX|threads")
+        small = ("--preset", "llama3-8b", "--seq-length", 8192, "--plan-gpu", "4060ti")
+        said = self.summary(*small)
+        self.assertIn("with more memory there is the GeForce RTX 4060 Ti 16GB", said["device"])
+        words, takes = re.match(r"(--recompute-granularity auto --micro-batch-size 1) fits: ([\d.]+) GiB", said["next"]).groups()
+        then = self.summary(*small, "--global-batch-size", 4, *words.split())["verdict"]
+        took = float(re.match(r"fits: it takes ([\d.]+) GiB", then)[1]) # and more logits at a time, where there is room
+        self.assertTrue(float(takes) <= took <= 1.02 * float(takes), (takes, then))
+        self.assertIn("nothing fits", self.summary(*small, "--num-layers", 300, "--host-memory-budget", "8GiB")["next"])
+        for words, message in ((("--world-size", 3, "--plan-gpu", "2x3090"), "--world-size 3"), (("--plan-gpu", "T4"), "Ampere or newer")):
+            result = run("--plan", *words)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(message, result.stderr)
 
     def test_where_nothing_is_known(self):
         self.assertIn("this machine leaves", self.summary("--preset", "demo", "--device", "cpu")["verdict"])
