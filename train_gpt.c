@@ -9,6 +9,7 @@
 #ifndef ENGINE
 
 #include "run/choose_engine.h"       // which copy of the engine
+#include "run/list_values.h"         // --preset and --plan-gpu without a value
 #include "run/merge.h"               // --lora-merge
 #include "run/out_lock.h"            // one run at a time in --out
 #include "run/start.h"               // options of a model's folder or of a checkpoint
@@ -39,7 +40,8 @@ int main(int argc, char **argv) {
         return cuda_self_check(argv[2]);
     stack_check_limit();
     spin_briefly(argv);
-    struct config config = config_read(argc, argv, describe_build);
+    const struct config_answers answers = {describe_build, list_values};
+    struct config config = config_read(argc, argv, &answers);
     struct parallel parallel;
     start_ranks(&config, &parallel);
     if (config_trains(&config) && !config.memory.plan)

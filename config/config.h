@@ -8,14 +8,15 @@
 #include "config/choices.h"          // the choices of other options
 #include "config/presets.h"          // the choices of --preset
 #include "config/sections.h"         // the options' fields
+#include "config/synonyms.h"         // other trainers' names of them
 #include "recompute.cuh"             // the modules of --recompute-modules
 #include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/error.h"   // fail
 #include "runtime/text/json.h"       // json_writer
 #include "runtime/text/options.h"    // the parser
 #include "runtime/schedule.h"        // struct schedule
-#include <assert.h>                  // static_assert
 #include <errno.h>                   // errno
+#include <assert.h>                  // static_assert
 #include <math.h>                    // INFINITY
 #include <stdbool.h>                 // bool
 #include <string.h>                  // strerror
@@ -67,11 +68,11 @@ enum { CONFIG_FIXED_ON_RESUME = CONFIG_FIXED | CONFIG_BLOCKS | CONFIG_EMBEDDING 
 #define PLACE(path) offsetof(struct config, path), sizeof(((struct config *)0)->path)
 #define ROW(kind, section, field, ...)                                                                                 \
     { #field, OPTION_##kind, PLACE(section.field), __VA_ARGS__ }
-#define GROUP(section, heading)                                                                                        \
-    { heading, OPTION_GROUP, PLACE(section), NULL, NULL, 0, 0, NULL, 0 }
+#define GROUP(section, topic, heading)                                                                                 \
+    { heading, OPTION_GROUP, PLACE(section), NULL, topic, 0, 0, NULL, 0 }
 static const struct option_row config_rows[] = {
-    GROUP(model, "Model (a preset sets these; any of them given too overrides it)"),
-    ROW(ENUM, model, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape", CONFIG_FIXED),
+    GROUP(model, "model", "Model (a preset sets these; any of them given too overrides it)"),
+    ROW(ENUM, model, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape", CONFIG_FIXED | OPTION_USUAL),
     ROW(INT, model, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks", CONFIG_BLOCKS),
     ROW(INT, model, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream", CONFIG_BLOCKS),
     ROW(INT, model, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads", CONFIG_BLOCKS),
@@ -82,7 +83,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, model, ffn_hidden_size, "0", "N", 0, 1 << 22,
         "Width of the MLP; 0: 4 x hidden, with a gate 8/3 x, rounded up to 128s", CONFIG_BLOCKS),
     ROW(INT, model, seq_length, "1024", "N", 1, 1 << 24,
-        "Tokens in a sequence; presets say 1024 (GPT-2), 2048 (Pythia) or 4096", CONFIG_FIXED),
+        "Tokens in a sequence; presets say 1024 (GPT-2), 2048 (Pythia) or 4096", CONFIG_FIXED | OPTION_USUAL),
     ROW(INT, model, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length",
         CONFIG_EMBEDDING),
     ROW(INT, model, vocab_size, "50257", "N", 1, 1 << 26,
@@ -172,7 +173,7 @@ static const struct option_row config_rows[] = {
         "Projections of attention and MLP onto the residual stream begin at 0: each block begins as the identity",
         CONFIG_FIXED),
 
-    GROUP(attention, "Attention"),
+    GROUP(attention, "attention", "Attention"),
     ROW(ENUM, attention, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
         "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
         "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
@@ -182,9 +183,9 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, attention, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order"),
 
-    GROUP(recompute, "Recomputation"),
+    GROUP(recompute, "memory", "Recomputation"),
     ROW(ENUM, recompute, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0,
-        "What backward computes again"),
+        "What backward computes again", OPTION_USUAL),
     ROW(ENUM, recompute, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
         "full: groups of layers, or the first ones only"),
     ROW(INT, recompute, recompute_num_layers, "0", "N", 0, 1 << 16,
@@ -198,7 +199,7 @@ static const struct option_row config_rows[] = {
     ROW(BYTES, recompute, memory_budget, "0", "BYTES", 0, INFINITY,
         "The device's memory to fit into, as 6GiB; 0: what it has"),
 
-    GROUP(states, "State formats and offload to the host's memory"),
+    GROUP(states, "memory", "State formats and offload to the host's memory"),
     ROW(ENUM, states, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
         "Master weights: fp32, exact; bf16: none, the update rounds the bf16 parameters stochastically"),
     ROW(ENUM, states, main_grads_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
@@ -224,14 +225,14 @@ static const struct option_row config_rows[] = {
         "10^9 bytes a second each way between host and GPU, to plan with; 0: measured, or by the GPU's data sheet; on "
         "the cpu target copies are as slow as that"),
 
-    GROUP(memory, "Memory"),
+    GROUP(memory, "memory", "Memory"),
     ROW(ENUM, memory, plan, "false", CHOICES(PLANS), 0, 0,
         "Print whether a run fits, by its memory plan, and exit; full: all of the plan; allocates nothing",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(STRING, memory, plan_gpu, "", "NAME", 0, 0,
         "--plan: GPU whose memory is planned and whose data sheet predicts times, as 4090, 'a100 80gb' or 2x3090 for two; "
         "without a NAME prints those that are known",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(STRING, memory, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life",
         CONFIG_THIS_START),
     ROW(STRING, memory, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases",
@@ -242,17 +243,18 @@ static const struct option_row config_rows[] = {
     ROW(INT, memory, loss_chunk_tokens, "0", "N", 0, 1 << 30,
         "Tokens whose logits exist at a time; 0: chosen, on a GPU as many as the plan leaves memory for"),
 
-    GROUP(training, "Training"),
-    ROW(INT, training, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
+    GROUP(training, "training", "Training"),
+    ROW(INT, training, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass",
+        OPTION_USUAL),
     ROW(INT, training, global_batch_size, "0", "N", 0, 1 << 24,
-        "Sequences in a step, over all ranks; 0: a micro batch each"),
+        "Sequences in a step, over all ranks; 0: a micro batch each", OPTION_USUAL),
     ROW(STRING, training, rampup_batch_size, "", "'START INCREMENT SAMPLES'", 0, 0,
         "The batch is START sequences at first, and grows by INCREMENT to the global one in equal parts of SAMPLES",
         CONFIG_FIXED),
-    ROW(INT, training, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
+    ROW(INT, training, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps", OPTION_USUAL),
     ROW(UINT64, training, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples",
         CONFIG_FIXED),
-    ROW(DOUBLE, training, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
+    ROW(DOUBLE, training, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest", OPTION_USUAL),
     ROW(DOUBLE, training, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
     ROW(DOUBLE, training, embedding_lr_mult, "1", "X", 1e-6, INFINITY,
         "Learning rate of the embeddings, of tokens and learned positions, and so of a tied head: X times --lr"),
@@ -262,7 +264,7 @@ static const struct option_row config_rows[] = {
         "Learning rate of the matrices of the blocks, and of LoRA's: X times --lr"),
     ROW(DOUBLE, training, vector_lr_mult, "1", "X", 1e-6, INFINITY, "Learning rate of norms and biases: X times --lr"),
     ROW(ENUM, training, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
-    ROW(INT, training, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
+    ROW(INT, training, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up", OPTION_USUAL),
     ROW(INT, training, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
     ROW(INT, training, lr_wsd_decay_steps, "0", "N", 0, INFINITY,
         "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
@@ -296,8 +298,9 @@ static const struct option_row config_rows[] = {
     ROW(INT, training, skip_nonfinite, "0", "N", 0, INFINITY,
         "Steps with a NaN or Inf loss or gradient to skip before stopping"),
 
-    GROUP(finetuning, "Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
-    ROW(INT, finetuning, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA", CONFIG_FIXED),
+    GROUP(finetuning, "finetune", "Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
+    ROW(INT, finetuning, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA",
+        CONFIG_FIXED | OPTION_USUAL),
     ROW(FLOAT, finetuning, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank",
         CONFIG_FIXED),
     ROW(BOOL, finetuning, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
@@ -320,7 +323,8 @@ static const struct option_row config_rows[] = {
         "Parameters that are not trained: patterns of their names in the model's files, as model.layers.[0-9].*",
         CONFIG_FIXED),
 
-    GROUP(fp8, "FP8 (linear layers of the blocks, in training with --precision bf16; CPUs, and GPUs from sm_89 on)"),
+    GROUP(fp8, "fp8",
+          "FP8 (linear layers of the blocks, in training with --precision bf16; CPUs, and GPUs from sm_89 on)"),
     ROW(ENUM, fp8, fp8_format, "none", CHOICES(FP8_FORMATS), 0, 0,
         "hybrid: inputs and weights in E4M3, gradients in E5M2; e4m3: all in E4M3"),
     ROW(ENUM, fp8, fp8_recipe, "tensorwise", CHOICES(FP8_RECIPES), 0, 0,
@@ -339,7 +343,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, fp8, num_layers_at_end_in_bf16, "1", "N", 0, 1 << 16,
         "Layers at the end that stay in bf16, with --first-last-layers-bf16"),
 
-    GROUP(evaluation, "Validation and samples"),
+    GROUP(evaluation, "evaluate", "Validation and samples"),
     ROW(INT, evaluation, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
     ROW(INT, evaluation, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
     ROW(INT, evaluation, sample_every, "0", "N", 0, INFINITY,
@@ -352,17 +356,19 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, evaluation, top_p, "1", "P", 0, 1.0000001,
         "Sample among the likeliest tokens that together reach this probability"),
     ROW(LIST, evaluation, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(BOOL, evaluation, eval_only, "false", "", 0, 0,
         "Print the validation loss, or scores of tasks and texts, and exit", CONFIG_THIS_START),
     ROW(LIST, evaluation, eval_tasks, "", "FILE.jsonl", 0, 0,
-        "Score this file of tasks, as lm-evaluation-harness does; may be given several times", CONFIG_THIS_START),
+        "Score this file of tasks, as lm-evaluation-harness does; may be given several times",
+        CONFIG_THIS_START | OPTION_FILES),
     ROW(INT, evaluation, eval_tasks_every, "0", "N", 0, INFINITY,
         "Steps between scorings of tasks, and after the last; 0: only after the last", CONFIG_THIS_START),
     ROW(STRING, evaluation, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go",
         CONFIG_THIS_START),
     ROW(LIST, evaluation, perplexity, "", "FILE.txt", 0, 0,
-        "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),
+        "Print the perplexity of this text by sliding windows and exit; may be given several times",
+        CONFIG_THIS_START | OPTION_FILES),
     ROW(INT, evaluation, perplexity_stride, "0", "N", 0, INFINITY,
         "Tokens between the windows of --perplexity, whose length is --seq-length; 0: half of that", CONFIG_THIS_START),
     ROW(BOOL, evaluation, chat, "false", "", 0, 0,
@@ -370,10 +376,11 @@ static const struct option_row config_rows[] = {
     ROW(STRING, evaluation, chat_system, "", "TEXT", 0, 0,
         "--chat: the system turn; none given: that of the model's template", CONFIG_THIS_START),
 
-    GROUP(checkpoints, "Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
+    GROUP(checkpoints, "checkpoints",
+          "Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, checkpoints, init_from, "", "DIR", 0, 0,
         "Begin with the parameters of a Hugging Face folder, or of an llm.c .bin; sets the model's options",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(BOOL, checkpoints, init_from_ema, "false", "", 0, 0,
         "Take the moving averages of --init-from, a checkpoint of a run with --ema-decay, for the parameters",
         CONFIG_THIS_START),
@@ -383,9 +390,9 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START),
     ROW(STRING, checkpoints, resume, "none", "auto|none|DIR", 0, 0,
         "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(INT, checkpoints, checkpoint_every, "1000", "N", 0, INFINITY,
-        "Steps between checkpoints, and after the last; 0: never"),
+        "Steps between checkpoints, and after the last; 0: never", OPTION_USUAL),
     ROW(INT, checkpoints, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
     ROW(ENUM, checkpoints, checkpoint_dtype, "auto", CHOICES(CHECKPOINT_DTYPES), 0, 0,
         "Of model.safetensors; auto: as --precision"),
@@ -399,10 +406,11 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, checkpoints, exit_after, "0", "MINUTES", 0, INFINITY,
         "Save and exit after this time, for a job's limit; 0: never", CONFIG_THIS_START),
 
-    GROUP(data, "Data and output"),
+    GROUP(data, "data", "Data and output"),
     ROW(STRING, data, train_data, "", "GLOB", 0, 0, "Token shards to train on; patterns are separated by commas",
-        OPTION_ONCE),
-    ROW(STRING, data, val_data, "", "GLOB", 0, 0, "Token shards to validate on", OPTION_ONCE),
+        OPTION_ONCE | OPTION_USUAL | OPTION_FILES),
+    ROW(STRING, data, val_data, "", "GLOB", 0, 0, "Token shards to validate on",
+        OPTION_ONCE | OPTION_USUAL | OPTION_FILES),
     ROW(BOOL, data, separate_documents, "false", "", 0, 0, "The next three options together, but for those given too",
         CONFIG_FIXED),
     ROW(BOOL, data, reset_attention_mask, "false", "", 0, 0, "A token sees only those of its own document",
@@ -416,11 +424,11 @@ static const struct option_row config_rows[] = {
     ROW(INT, data, eod_token, "-1", "ID", -1, 1 << 26,
         "The end-of-text token; -1: as the tokenizer beside the data says", CONFIG_FIXED),
     ROW(STRING, data, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
-        CONFIG_THIS_START),
+        CONFIG_THIS_START | OPTION_USUAL),
     ROW(INT, data, log_every, "10", "N", 1, INFINITY,
         "Steps between progress lines in a pipe or file, or under mpirun, and between FP8's shares in log.jsonl"),
 
-    GROUP(device, "Device"),
+    GROUP(device, "device", "Device"),
     ROW(ENUM, device, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",
         CONFIG_THIS_START),
     ROW(ENUM, device, precision, "auto", CHOICES(PRECISIONS), 0, 0,
@@ -441,9 +449,9 @@ static const struct option_row config_rows[] = {
     ROW(INT, device, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),
 
-    GROUP(processes, "Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
+    GROUP(processes, "parallel", "Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
     ROW(INT, processes, zero_stage, "0", "0..3", 0, 4,
-        "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
+        "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too", OPTION_USUAL),
     ROW(FLOAT, processes, bucket_mib, "0", "X", 0, 65536,
         "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
     ROW(BOOL, processes, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
@@ -476,6 +484,8 @@ static const struct options config_options = {
     "Trains GPT-style transformers on tokenized shards.",
     "An option that is on or off takes =true or =false; --NAME alone switches it on, --no-NAME off. A name may be\n"
     "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024), KB, MB, ... (1000).\n",
+    config_synonyms,
+    NULL,
     NULL,
 };
 

@@ -320,8 +320,15 @@ static inline void config_resolve_data(struct config *c) {
     if (c->checkpoints.init_from_ema && (!*c->checkpoints.init_from || c->finetuning.lora_rank > 0))
         fail("--init-from-ema needs --init-from, the folder of a checkpoint%s",
              c->finetuning.lora_rank > 0 ? ", and no LoRA" : "");
-    if (!config_trains(c) && !*c->checkpoints.init_from && !c->memory.plan)
-        fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
+    if (!config_trains(c) && !*c->checkpoints.init_from && !c->memory.plan) {
+        const bool implied = c->evaluation.eval_only && !config_given(c, evaluation.eval_only);
+        const bool tasks = implied && *c->evaluation.eval_tasks;
+        fail("--%s needs --init-from: name the folder of the model%s",
+             tasks     ? "eval-tasks"
+             : implied ? "perplexity"
+                       : config_other_run(c),
+             tasks ? " to score, or --train-data to train one that is scored at its end" : "");
+    }
     if (!*c->data.train_data && !c->memory.plan && config_trains(c))
         fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
              "only the memory plan by --plan)");
@@ -378,13 +385,19 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
-// Reads the command line over the defaults, with strings that point into argv; config_resolve is still to be called.
-// describe_build prints what --version adds; NULL: nothing. --help, --version and a wrong option end the program.
-static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
+// What the command line may ask for, and main answers.
+struct config_answers {
+    options_build *describe_build; // prints what --version adds
+    options_list *list_values;     // prints what an option may be, where its value is missing
+};
+// Reads the command line over the defaults, with strings that point into argv; config_resolve
+// is still to be called. answers: NULL: none. --help, --version and a wrong option end the program.
+static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
     struct config config;
     memset(&config, 0, sizeof config);
-    options.describe_build = describe_build;
+    options.describe_build = answers ? answers->describe_build : NULL;
+    options.list_values = answers ? answers->list_values : NULL;
     options_set_defaults(&options, &config);
     options_parse(&options, &config, config.given, argc, argv);
     config.checkpoint = "";

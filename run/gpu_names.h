@@ -1,7 +1,7 @@
-// GPUs by the names that people write, as "4090", "RTX4090", "a100-80" or "h100 sxm": rows of kernels/gpu_peak.cuh.
+// The table of GPUs (kernels/gpu_peak.cuh) by the names that people write: "4090", "RTX4090", "a100-80", "h100 sxm".
 //
 // A name is split into words of letters or of digits. Words that makers put before each name (GeForce, RTX) are left
-// out. A row is meant where it has all the words of the text, among those of its name and its further words.
+// out. A row is meant where its name and its further words together have all words of the text.
 #pragma once
 #include "config/planned_gpus.h"      // planned_gpus
 #include "kernels/gpu_peak.cuh"       // gpu_peaks

@@ -86,12 +86,22 @@ class Case(unittest.TestCase):
 
 class Options(Case):
     def test_help_on_stdout(self):
-        result = run("--help")
+        result = run("--help", "all")
         self.assertEqual(result.returncode, 0)
         self.assertEqual(result.stderr, "")
         for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset",
                      "NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0", "NVTE_UNFUSED_ATTN=0"]:
             self.assertIn(name, result.stdout)
+
+    def test_an_option_without_a_name_lists_what_there_is(self):
+        for option, words in (("--preset", ["gpt2-124m", "demo"]), ("--plan-gpu", ["GeForce RTX 3060", "T4", "B300", "24564 MiB"])):
+            result = run("--plan", option)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            for word in words:
+                self.assertRegex(result.stdout, r"(?m)(^|[ ])%s " % word)
+        self.refused("--plan-gpu", "--plan", words=["--plan-gpu needs a value"])
+        self.refused("--eval-tasks", "x.jsonl", words=["--eval-tasks needs --init-from", "--train-data"])
+        self.refused("--perplexity", "x.txt", words=["--perplexity needs --init-from"])
 
     def test_a_result_that_nobody_can_read_is_an_error(self):
         with open("/dev/full", "w", encoding="utf-8") as full:

@@ -33,7 +33,7 @@ def read(path):
 
 
 def engine_options():
-    text = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([PROGRAM, "--help", "all"], capture_output=True, text=True, check=True).stdout
     return set(OPTION.findall(text))
 
 

@@ -17,28 +17,41 @@ struct values {
     int64_t room;
     bool fast, fast_start;
     int color, report;
-    const char *file;
+    const char *file, *files;
+    int more;
 };
 #define ROW(kind, field, ...)                                                                                          \
     { #field, OPTION_##kind, offsetof(struct values, field), sizeof(((struct values *)0)->field), __VA_ARGS__ }
 static const struct option_row rows[] = {
-    {"Numbers", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
-    ROW(INT, count, "3", "N", 1, 100, "A count"),
+    {"Numbers", OPTION_GROUP, 0, 0, NULL, "math", 0, 0, NULL},
+    ROW(INT, count, "3", "N", 1, 100, "A count", OPTION_USUAL),
     ROW(INT64, big, "-7", "N", 0, 0, "A big one"),
     ROW(UINT64, seed, "1", "N", 0, 0, "A seed"),
     ROW(FLOAT, share, "0.5", "X", 0, 1, "A share"),
     ROW(DOUBLE, rate, "1e-3", "X", 0, INFINITY, "A rate"),
     ROW(BYTES, room, "1KiB", "BYTES", 0, INFINITY, "A size"),
-    {"Others", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
+    {"Others", OPTION_GROUP, 0, 0, NULL, "others", 0, 0, NULL},
     ROW(BOOL, fast, "false", "", 0, 0, "A flag"),
     ROW(BOOL, fast_start, "true", "", 0, 0, "Another flag"),
     ROW(ENUM, color, "red", "red|dark_red|Green", 0, 0, "A color"),
     ROW(ENUM, report, "false", "false|true|full", 0, 0, "A flag with a third choice"),
-    ROW(STRING, file, "", "FILE", 0, 0, "A file"),
+    ROW(STRING, file, "", "FILE", 0, 0, "A file", OPTION_FILES),
+    ROW(LIST, files, "", "FILE", 0, 0, "Files", OPTION_FILES),
+    {"More numbers", OPTION_GROUP, 0, 0, NULL, "math", 0, 0, NULL},
+    ROW(INT, more, "4", "N", 0, 0, "One more"),
 };
 #undef ROW
 enum { ROWS = sizeof rows / sizeof rows[0] };
-static const struct options small_table = {rows, ROWS, "small", "small 1.0", "A table for tests.", "The end.\n"};
+static const struct option_synonym synonyms[] = {
+    {"tint", "color", ""}, {"per-hundred", "share", "it over 100"}, {NULL, NULL, NULL}};
+static bool list_colors(const struct option_row *row) {
+    if (strcmp(row->name, "color") != 0)
+        return false;
+    printf("three colors\n");
+    return true;
+}
+static const struct options small_table = {rows,         ROWS,     "small", "small 1.0", "A table for tests.",
+                                           "The end.\n", synonyms, NULL,    list_colors};
 
 // The words of a command line, split at blanks. They point into `words`, which must stay.
 struct command {
@@ -106,10 +119,11 @@ static void every_kind_has_its_default_and_takes_a_value(void **state) {
 
     v = parse(&command, given,
               "--count 99 --big=-9223372036854775808 --seed 18446744073709551615 --share .25 --rate 1e-300 --room 6GiB "
-              "--fast --no-fast-start --color green --report --file=--odd=name");
+              "--fast --no-fast-start --color green --report --file=--odd=name --files a --more 5");
     assert_true(v.count == 99 && v.big == INT64_MIN && v.seed == UINT64_MAX && v.share == 0.25f && v.rate == 1e-300);
     assert_true(v.room == (int64_t)6 << 30 && v.fast && !v.fast_start && v.color == 2);
     assert_string_equal(v.file, "--odd=name");
+    assert_string_equal(v.files, "a\x1e");
     for (int i = 0; i < ROWS; i++)
         assert_int_equal(given[i], rows[i].kind != OPTION_GROUP);
     v = parse(&command, given, "--count 5 --count 6 --fast=no --fast-start off --fast yes"); // the last of two wins
@@ -179,6 +193,8 @@ static void unknown_options_name_the_nearest(void **state) {
     assert_rejects("--", "unknown option --;");
     assert_rejects("--a-name-that-is-longer-than-any-option-that-a-table-could-hold-and-some", "unknown option");
     assert_rejects("-c 3", "unknown option -c; options begin with two dashes");
+    assert_rejects("--tint red", "unknown option --tint; the option here is --color\n");
+    assert_rejects("--per_hundred=3", "unknown option --per_hundred; the option here is --share: it over 100\n");
 }
 
 static void what_is_no_option_is_an_error(void **state) {
@@ -236,11 +252,89 @@ static void values_out_of_range_are_errors(void **state) {
     assert_rejects("--rate -1e309", "--rate: |out of range");
 }
 
+// Checks that the words which a shell makes of a pattern are taken together, where each is a file, and no others.
+static void files_of_a_pattern_that_is_not_quoted(void **state) {
+    char folder[TEST_PATH], a[TEST_PATH + 16], b[TEST_PATH + 16], odd[TEST_PATH + 16], words[4 * TEST_PATH + 128],
+        wanted[2 * TEST_PATH + 64];
+    struct command command;
+    bool given[ROWS];
+    assert_non_null(mkdtemp(test_template(folder, "unit_options")));
+    snprintf(a, sizeof a, "%s/a.bin", folder);
+    snprintf(b, sizeof b, "%s/b.bin", folder);
+    snprintf(odd, sizeof odd, "%s/x,y.bin", folder);
+    const char *const all[] = {a, b, odd};
+    for (int i = 0; i < 3; i++)
+        fclose(fopen(all[i], "w"));
+    snprintf(words, sizeof words, "--file %s %s --count 7", a, b);
+    snprintf(wanted, sizeof wanted, "%s,%s", a, b);
+    struct values v = parse(&command, given, words);
+    assert_string_equal(v.file, wanted);
+    assert_int_equal(v.count, 7);
+    free((void *)v.file);
+    snprintf(words, sizeof words, "--files %s %s --files one", a, b);
+    snprintf(wanted, sizeof wanted, "%s\x1e%s\x1eone\x1e", a, b);
+    v = parse(&command, given, words);
+    assert_string_equal(v.files, wanted);
+    free((void *)v.files);
+    const char *const wrong[][2] = {{a, "missing.bin"}, {a, odd}, {odd, a}, {"'*.bin'", a}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        snprintf(words, sizeof words, "--file %s %s", wrong[i][0], wrong[i][1]);
+        snprintf(wanted, sizeof wanted, "'%s' is not an option|quoted, as --file 'data/*'", wrong[i][1]);
+        assert_rejects(words, wanted);
+    }
+    snprintf(words, sizeof words, "--file=%s %s", a, b); // no shell makes this
+    assert_rejects(words, "is not an option");
+    for (int i = 0; i < 3; i++)
+        unlink(all[i]);
+    rmdir(folder);
+}
+
+static void small_to_stdout(void *words) {
+    dup2(STDERR_FILENO, STDOUT_FILENO); // the parent's pipe
+    parse_in_child(words);
+}
+// Checks that an option at the line's end asks what there is, and that elsewhere a missing value is an error.
+static void an_option_without_its_value_lists_what_there_is(void **state) {
+    char text[1024];
+    assert_int_equal(run_in_child(small_to_stdout, (void *)"--count 3 --color", text, sizeof text), 0);
+    assert_string_equal(text, "three colors\n");
+    assert_rejects("--color --count 3", "option --color needs a value: expected red, dark_red or Green");
+    assert_rejects("--rate", "option --rate needs a value");
+}
+
+static void help_is_by_topic_or_word(void **state) {
+    static const struct {
+        const char *words, *has, *has_not;
+    } known[] = {
+        {"--help", "  --count N ", "--big"},
+        {"--help", "--help TOPIC   The options of a topic: math, others\n", "--rate"},
+        {"--help", "All 13 options", "Numbers:"},
+        {"-h", "  --count N ", "--big"},
+        {"--help math", "Numbers:\n  --count N ", "--fast"},
+        {"--help=Math", "\nMore numbers:\n  --more N ", "--color"},
+        {"--help all", "\nOthers:\n  --fast ", "--help TOPIC"},
+        {"--help fast", "  --fast-start ", "--count"},
+        {"--help --dark_red", NULL, NULL},
+        {"--help nothing", NULL, NULL},
+        {"--help=", NULL, NULL},
+        {"--help --fast-start", "  --fast-start ", "  --fast "},
+    };
+    static char text[8192];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const int status = run_in_child(small_to_stdout, (void *)known[i].words, text, sizeof text);
+        assert_int_equal(status, known[i].has ? 0 : 2);
+        if (known[i].has)
+            assert_true(strstr(text, known[i].has) && !strstr(text, known[i].has_not));
+        else
+            assert_non_null(strstr(text, "the topics are all, math, others\n"));
+    }
+}
+
 static void help_is_laid_out_in_groups_with_defaults(void **state) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *const memory = open_memstream(&text, &bytes);
-    options_help(&small_table, memory);
+    options_help(&small_table, "all", memory);
     fclose(memory);
     const char *const numbers = strstr(text, "\nNumbers:\n"), *const others = strstr(text, "\nOthers:\n");
     assert_true(numbers && others && numbers < others);
@@ -986,7 +1080,7 @@ static void stdout_in_child(void *words) {
 }
 static void help_has_every_option_with_its_default(void **state) {
     static char text[65536];
-    assert_int_equal(run_in_child(stdout_in_child, (void *)"--help", text, sizeof text), 0);
+    assert_int_equal(run_in_child(stdout_in_child, (void *)"--help all", text, sizeof text), 0);
     const char *at = text;
     for (int i = 0; i < CONFIG_ROWS; i++) { // in the table's order
         const struct option_row *row = &config_rows[i];
@@ -1008,8 +1102,48 @@ static void help_has_every_option_with_its_default(void **state) {
         assert_true(strcspn(line, "\n") <= 110);
     assert_non_null(strstr(text, "qwen2.5-7b or demo"));
     assert_int_equal(run_in_child(stdout_in_child, (void *)"--lr 3 -h", text, sizeof text), 0);
+    int lines = 0;
+    for (at = text; (at = strstr(at, "\n  --")); at++)
+        lines += strncmp(at, "\n  --help", 8) != 0 && strncmp(at, "\n  --version", 11) != 0;
+    assert_int_equal(lines, 19);          // the short help
+    for (int i = 0; i < CONFIG_ROWS; i++) // every option has a topic
+        assert_true(config_rows[i].kind != OPTION_GROUP || *config_rows[i].argument);
+    for (const char *const *topic =
+             (const char *const[]){"data", "model", "memory", "parallel", "finetune", "fp8", NULL};
+         *topic; topic++) {
+        char words[64];
+        snprintf(words, sizeof words, "--help %s", *topic);
+        assert_int_equal(run_in_child(stdout_in_child, words, text, sizeof text), 0);
+        assert_true(strstr(text, ":\n  --") != NULL);
+    }
     assert_int_equal(run_in_child(stdout_in_child, (void *)"--version", text, sizeof text), 0);
     assert_string_equal(text, "train_gpt 0.1\n");
+}
+
+// Checks that each name of another trainer is none here, nor short for one, and that the option that it means is there.
+static void names_of_other_trainers_name_options_here(void **state) {
+    char hint[OPTION_TEXT], display[OPTION_NAME];
+    for (const struct option_synonym *s = config_synonyms; s->word; s++) {
+        bool is_option = false;
+        for (int i = 0; i < CONFIG_ROWS; i++) {
+            if (config_rows[i].kind == OPTION_GROUP)
+                continue;
+            option_display(display, config_rows[i].name);
+            is_option = is_option || strcmp(display, s->name) == 0;
+            if (strncmp(display, s->word, strlen(s->word)) == 0)
+                fail_msg("--%s is --%s or short for it", s->word, display);
+        }
+        if (!is_option)
+            fail_msg("--%s would mean --%s, which is no option", s->word, s->name);
+        options_hint(&config_options, s->word, hint);
+        assert_non_null(strstr(hint, s->name));
+        for (const struct option_synonym *other = s + 1; other->word; other++)
+            assert_string_not_equal(s->word, other->word);
+    }
+    assert_config_rejects("--learning-rate 3", "unknown option --learning-rate; the option here is --lr\n");
+    assert_config_rejects("--gradient_accumulation_steps 8", "--global-batch-size: it, times --micro-batch-size");
+    assert_config_rejects("--batch-size 8", "--micro-batch-size");
+    assert_config_rejects("--epochs 3", "--train-steps");
 }
 
 // Checks what a checkpoint keeps of the options: each is a text that is read as the same bits.
@@ -1078,7 +1212,7 @@ static void config_json_has_every_option_once(void **state) {
         {"recompute_granularity", "\"none\""},
         {"num_layers", "24"},
         {"kv_channels", "64"},
-        {"seed", "18446744073709551615"},
+        {"seed", "\"18446744073709551615\""}, // beyond what readers of JSON hold
         {"norm_epsilon", "1e-06"},
         {"rotary_base", "1e+06"},
         {"memory_budget", "6442450944"},
@@ -1170,6 +1304,9 @@ int main(void) {
         cmocka_unit_test(what_is_no_option_is_an_error),
         cmocka_unit_test(values_that_are_missing_or_not_of_their_kind_are_errors),
         cmocka_unit_test(values_out_of_range_are_errors),
+        cmocka_unit_test(files_of_a_pattern_that_is_not_quoted),
+        cmocka_unit_test(an_option_without_its_value_lists_what_there_is),
+        cmocka_unit_test(help_is_by_topic_or_word),
         cmocka_unit_test(help_is_laid_out_in_groups_with_defaults),
         cmocka_unit_test(the_table_is_consistent),
         cmocka_unit_test(choices_are_named_as_their_enumerators),
@@ -1196,6 +1333,7 @@ int main(void) {
         cmocka_unit_test(products_that_overflow_are_caught),
         cmocka_unit_test(what_is_offloaded_is_saved_without_a_copy),
         cmocka_unit_test(help_has_every_option_with_its_default),
+        cmocka_unit_test(names_of_other_trainers_name_options_here),
         cmocka_unit_test(every_value_reads_back_from_its_text),
         cmocka_unit_test(a_list_takes_each_that_is_given),
         cmocka_unit_test(config_json_has_every_option_once),

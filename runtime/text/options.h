@@ -14,7 +14,7 @@
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 enum option_kind {
-    OPTION_GROUP,  // a heading of the help; name is its text, offset and size are its section's in the struct
+    OPTION_GROUP,  // a heading of the help: its text is `name`, its topic `argument`; offset, size: of its section
     OPTION_INT,    // int
     OPTION_INT64,  // int64_t
     OPTION_UINT64, // uint64_t, for seeds
@@ -35,21 +35,33 @@ struct option_row {
     const char *argument;     // the value's name in the help: N, FILE
     double least, below;      // least <= number < below; both 0: no limits but the type's
     const char *help;
-    unsigned flags; // OPTION_ONCE; all others are the table's owner's, and not used here
+    unsigned flags; // enum option_flag; all others are the table's owner's, and not used here
 };
-// Flag of a row: a second, different value is warned of, since users may expect the values to add up.
-enum { OPTION_ONCE = 1u << 30 };
+enum option_flag {
+    OPTION_ONCE = 1 << 30,  // a second, different value is warned of, since users may expect the values to add up
+    OPTION_USUAL = 1 << 29, // in the short help
+    OPTION_FILES = 1 << 28, // of strings and lists: takes all files that a shell has made of a pattern
+};
+// What users of other programs call an option, or what they have in its place.
+struct option_synonym {
+    const char *word; // with dashes
+    const char *name; // of the option here, with dashes
+    const char *how;  // "": of the same value; else how the option's value follows from the word's
+};
 
-typedef void options_build(void); // prints how the program was built
+typedef void options_build(void);                        // prints how the program was built
+typedef bool options_list(const struct option_row *row); // prints what a value may be; false: does not know
 
 struct options {
     const struct option_row *rows;
     int count;
     const char *program;
-    const char *version;           // what --version prints
-    const char *summary;           // above the options in the help
-    const char *notes;             // below them
-    options_build *describe_build; // what --version adds; NULL: nothing
+    const char *version;                   // what --version prints
+    const char *summary;                   // above the options in the help
+    const char *notes;                     // below them
+    const struct option_synonym *synonyms; // NULL: none; the last one's word is NULL
+    options_build *describe_build;         // what --version adds; NULL: nothing
+    options_list *list_values;             // answers an option at the line's end that lacks its value; NULL: none
 };
 
 // Bytes of a value's text, and of a name; the character that ends a list's element (ASCII's record separator).
@@ -60,12 +72,17 @@ __BEGIN_DECLS
 void options_set_defaults(const struct options *options, void *values);
 // Reads the command line into `values`; fields of options that are not on it keep their values. given[row], which the
 // caller sets to false before, becomes true for each option on it; of an option given twice, the last wins. Strings
-// point into argv. --help and --version print and end the program, as a wrong option does (exit status 2).
+// point into argv, but for the joined names of files of OPTION_FILES. --help and --version print and end the program, as
+// a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options from "name=value" texts (a preset; NULL after the last), except those with given[row]. The texts must
 // outlive the values. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
-void options_help(const struct options *options, FILE *out);
+// Prints the usual options (topic NULL), all options ("all"), the options of a topic, or the options that have the word
+// `topic`, maybe with dashes before it, in their names; ends the program where there are none.
+void options_help(const struct options *options, const char *topic, FILE *out);
+// text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
+const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
 // Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
@@ -73,6 +90,10 @@ void options_write_json(const struct options *options, const void *values, struc
 // Returns the index of the row whose name is `word`, else of the only one that begins with `word`; -1: none. Several
 // end the program. flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
+// Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
+bool option_is_flag(const struct option_row *row);
+// Whether a word after such an option is its value.
+bool option_names_value(const struct option_row *row, const char *word);
 // display = the name as users write it, cut where it is too long; returns display.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
@@ -83,6 +104,9 @@ const char *option_read(const struct option_row *row, void *field, const char *t
 void option_set(const struct option_row *row, void *values, const char *text);
 // text = what the user should have written, in words: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
+// Writes the option as a member of the object that is open in *json: its value, of the JSON type of its kind; a seed of
+// 2^63 or more as a string.
+void option_write_json(const struct option_row *row, const void *values, struct json *json);
 // Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
@@ -90,5 +114,7 @@ const char *option_text(char text[OPTION_TEXT], const struct option_row *row, co
 // Returns the position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
+// text = a list first|second|third in words: "first, second or third".
+void option_choices_text(char *text, size_t size, const char *list);
 int option_list_count(const char *list); // elements of an OPTION_LIST
 __END_DECLS
