@@ -5,21 +5,18 @@
 // field to its section's struct (config/sections.h) and a row: --help, config.json, the presets and what a checkpoint
 // remembers follow from the table.
 #pragma once
-#include "config/choices.h"          // the choices of other options
-#include "config/presets.h"          // the choices of --preset
-#include "config/sections.h"         // the options' fields
-#include "config/synonyms.h"         // other trainers' names of them
-#include "recompute.cuh"             // the modules of --recompute-modules
-#include "runtime/files/file_read.h" // is_pipe
-#include "runtime/machine/error.h"   // fail
-#include "runtime/text/json.h"       // json_writer
-#include "runtime/text/options.h"    // the parser
-#include "runtime/schedule.h"        // struct schedule
-#include <errno.h>                   // errno
-#include <assert.h>                  // static_assert
-#include <math.h>                    // INFINITY
-#include <stdbool.h>                 // bool
-#include <string.h>                  // strerror
+#include "config/choices.h"        // the choices of other options
+#include "config/presets.h"        // the choices of --preset
+#include "config/sections.h"       // the options' fields
+#include "config/synonyms.h"       // other trainers' names of them
+#include "recompute.cuh"           // the modules of --recompute-modules
+#include "runtime/machine/error.h" // fail
+#include "runtime/text/options.h"  // the parser
+#include "runtime/schedule.h"      // struct schedule
+#include <assert.h>                // static_assert
+#include <math.h>                  // INFINITY
+#include <stdbool.h>               // bool
+#include <string.h>                // size_t
 
 enum { CONFIG_ROWS_MAX = 256 };
 
@@ -39,6 +36,8 @@ struct config {
     struct process_options processes;
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
+    bool typed[CONFIG_ROWS_MAX]; // given, before the options of a model's folder were added, which are given too then
+    void *file;                  // the json_t of --config, which strings point into and nothing frees; NULL: none
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
     int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
@@ -407,6 +406,9 @@ static const struct option_row config_rows[] = {
         "Save and exit after this time, for a job's limit; 0: never", CONFIG_THIS_START),
 
     GROUP(data, "data", "Data and output"),
+    ROW(STRING, data, config, "", "FILE", 0, 0,
+        "Read options from a JSON file, as the config.json of a run; those of the command line override it",
+        CONFIG_THIS_START | CONFIG_PER_RANK | OPTION_USUAL),
     ROW(STRING, data, train_data, "", "GLOB", 0, 0, "Token shards to train on; patterns are separated by commas",
         OPTION_ONCE | OPTION_USUAL | OPTION_FILES),
     ROW(STRING, data, val_data, "", "GLOB", 0, 0, "Token shards to validate on",
@@ -500,22 +502,6 @@ static inline int config_row_at(size_t offset) {
 }
 // Whether the user set the option with this field, as training.seed, rather than a preset or the default.
 #define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
-
-// Writes every option, by its name, as a JSON object into the file at `path`. A pipe or a failure ends the program.
-static inline void config_write_json(const struct config *config, const char *path) {
-    if (is_pipe(path))
-        fail("%s: is a pipe, not a regular file; remove it", path);
-    FILE *const file = fopen(path, "w");
-    if (!file)
-        fail("%s: cannot be written: %s", path, strerror(errno));
-    struct json json = json_writer(file, true);
-    json_object_begin(&json, NULL);
-    options_write_json(&config_options, config, &json);
-    json_object_end(&json);
-    const bool written = !ferror(file);
-    if (fclose(file) != 0 || !written)
-        fail("%s: cannot be written: %s", path, strerror(errno));
-}
 
 // Returns the learning rate's schedule, of resolved options.
 static inline struct schedule config_schedule(const struct config *c) {

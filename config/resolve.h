@@ -2,6 +2,7 @@
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
 #include "config/config.h"            // struct config
+#include "config/config_file.h"       // config_read_file
 #include "config/fit.h"               // state formats and offload
 #include "config/fp8.h"               // the options of FP8
 #include "config/finetune.h"          // the options of finetuning
@@ -390,7 +391,7 @@ struct config_answers {
     options_build *describe_build; // prints what --version adds
     options_list *list_values;     // prints what an option may be, where its value is missing
 };
-// Reads the command line over the defaults, with strings that point into argv; config_resolve
+// Reads the command line over the file of --config and the defaults, with strings that point into argv; config_resolve
 // is still to be called. answers: NULL: none. --help, --version and a wrong option end the program.
 static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
@@ -400,6 +401,9 @@ static inline struct config config_read(int argc, char **argv, const struct conf
     options.list_values = answers ? answers->list_values : NULL;
     options_set_defaults(&options, &config);
     options_parse(&options, &config, config.given, argc, argv);
+    if (*config.data.config)
+        config_read_file(&config);
+    memcpy(config.typed, config.given, sizeof config.typed);
     config.checkpoint = "";
     config.out_lock = -1;
     if (config_scores(&config) && !*config.data.train_data && !*config.evaluation.generate &&

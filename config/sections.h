@@ -132,7 +132,7 @@ struct checkpoint_options {
 };
 
 struct data_options {
-    const char *train_data, *val_data, *out;
+    const char *config, *train_data, *val_data, *out;
     // config_resolve sets the first three where separate_documents is set
     bool reset_attention_mask, reset_position_ids, eod_mask_loss, separate_documents;
     enum document_delimiter document_delimiter;

@@ -97,5 +97,6 @@ static const struct option_synonym config_synonyms[] = {
     {"gpus", "world-size", "with --plan; a run has the processes that mpirun or srun starts"},
     {"prompt", "generate", ""},
     {"max-new-tokens", "sample-tokens", ""},
+    {"config-file", "config", ""},
     {NULL, NULL, NULL},
 };

@@ -1,5 +1,6 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
+#include "config/config_file.h"      // config_write_json
 #include "run/adapter_targets.cuh"   // adapters_resolve
 #include "run/plan_picture.cuh"      // plan_write_svg
 #include "run/plan_report.cuh"       // plan_write_json

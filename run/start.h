@@ -2,6 +2,7 @@
 // (--resume) or a model (--init-from). Resolved, they are checked against the checkpoint's and the other ranks'.
 #pragma once
 #include "config/config.h"             // struct config
+#include "config/config_file.h"        // config_auto_chooses
 #include "config/fp8.h"                // config_drop_unused_fp8
 #include "dataloader.h"                // paths_any
 #include "formats/huggingface.h"       // huggingface_parse_config
@@ -91,19 +92,13 @@ static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const stru
 // names a granularity: by measured rates another search might choose otherwise. by_user: what the command line gives.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
-    const int chosen[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
-                          CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
-                          CONFIG_ROW(states.exp_avg_sq_dtype),           CONFIG_ROW(states.optimizer_cpu_offload),
-                          CONFIG_ROW(states.optimizer_offload_fraction), CONFIG_ROW(states.cpu_offloading_num_layers),
-                          CONFIG_ROW(states.offload_gradients),          CONFIG_ROW(states.offload_weights),
-                          CONFIG_ROW(recompute.recompute_granularity)};
     char text[OPTION_TEXT];
     if (config->recompute.recompute_granularity != RECOMPUTE_AUTO ||
         by_user[CONFIG_ROW(recompute.recompute_granularity)])
         return;
-    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
-        if (!by_user[chosen[i]])
-            start_set(config, chosen[i], checkpoint_resolved_option(text, state, chosen[i]));
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        if (config_rows[row].kind != OPTION_GROUP && config_auto_chooses(row) && !by_user[row])
+            start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
 // Takes over the tokens of a chunk of logits, which the checkpoint's run may have chosen by free memory, so that sums
@@ -229,6 +224,7 @@ static void start_resume(struct config *config) {
     struct trainer_state state = trainer_state_read(path);
     start_take_options(config, &state);
     trainer_state_free(&state);
+    memcpy(config->typed, config->given, sizeof config->typed);
 }
 
 // Ends the program where a new run would write its checkpoints among an older run's.

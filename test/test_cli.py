@@ -679,6 +679,10 @@ class Memory(Case):
                                       config["recompute_layer_modules"], "--train-steps", 4)
         self.assertNotIn("\nauto ", again.stdout)
         self.assertEqual([e["loss"] for e in log if "loss" in e], [e["loss"] for e in log_again if "loss" in e])
+        planned = run("--config", self.path + "/kept/config.json", "--plan=full")
+        self.assertEqual((planned.returncode, planned.stderr), (0, ""))
+        self.assertNotIn("\nauto ", planned.stdout)
+        self.assertIn(config["recompute_layer_modules"], planned.stdout)
         # Rates are measured in memory that the plan takes later. Pages of code that runs for the first time vary.
         self.assertLess(log[-1]["peak_bytes"], log_again[-1]["peak_bytes"] + (2 << 20))
         resumed, _ = self.train("kept", "--resume", "auto", "--train-steps", 6)
@@ -780,6 +784,11 @@ class Runs(Case):
         by_library = re.search(r"\nmatmul +(oneDNN|OpenBLAS)", run("--plan=full", *SMALL).stdout)
         logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]
                 for i, threads in enumerate([1, 2, 2, 3])]
+        result = run("--config", self.path + "/again1/config.json", "--out", self.path + "/by_config")  # all of that run's options
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        with open(self.path + "/by_config/log.jsonl") as f:
+            logs[2] = [json.loads(line) for line in f]
+        self.refused("--config", self.path + "/again1/config.json", "--out", self.path + "/again1", words=["checkpoints of another run"])
         losses = [[entry["loss"] for entry in log] for log in logs]
         self.assertEqual(losses[1], losses[2])
         for other in losses[1], losses[3]:

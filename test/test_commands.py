@@ -24,7 +24,7 @@ OTHERS = {"--allow-run-as-root",  # Open MPI's
           "--most-layers"}  # docs/extending.md adds it
 OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # mpirun's and docker's
 # Options that --plan can't answer: files that a model, a checkpoint or a text is read from.
-NEEDS_FILES = re.compile(r"--(init-from|resume|lora-adapter|lora-merge|generate|chat|eval-only|perplexity)\b")
+NEEDS_FILES = re.compile(r"--(config|init-from|resume|lora-adapter|lora-merge|generate|chat|eval-only|perplexity)\b")
 
 
 def read(path):

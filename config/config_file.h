@@ -1,0 +1,209 @@
+// config.json, which a run writes into --out, and --config, which reads it or a file that a user wrote.
+//
+// The file is an object with a member for each option. A run's has all options as they were resolved, and two members
+// more, by which it reads back as what the user gave: "given" has the names of these options, "left_open" the values
+// that the run chose for others. An option that is in neither has its default. Where a value was edited since, so that it
+// is not the one of "left_open" or the default, it counts as given. A file without "given" gives each option that it has.
+#pragma once
+#include "config/config.h"            // struct config
+#include "runtime/files/file_read.h"  // is_pipe, read_whole
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_copy
+#include "runtime/text/json.h"        // json_writer
+#include "runtime/text/json_parse.h"  // json_parse_object
+#include <errno.h>                    // errno
+#include <stdlib.h>                   // free
+#include <string.h>                   // strerror
+
+enum { CONFIG_FILE_BYTES = 1 << 20 }; // the most that is read
+#define CONFIG_FILE_GIVEN "given"
+#define CONFIG_FILE_LEFT_OPEN "left_open"
+
+// Whether --recompute-granularity auto chooses the option of a row.
+static inline bool config_auto_chooses(int row) {
+    const int rows[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
+                        CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
+                        CONFIG_ROW(states.exp_avg_sq_dtype),           CONFIG_ROW(states.optimizer_cpu_offload),
+                        CONFIG_ROW(states.optimizer_offload_fraction), CONFIG_ROW(states.cpu_offloading_num_layers),
+                        CONFIG_ROW(states.offload_gradients),          CONFIG_ROW(states.offload_weights),
+                        CONFIG_ROW(recompute.recompute_granularity)};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i] == row)
+            return true;
+    return false;
+}
+
+// ---- writing ----
+
+// Whether an option has its default.
+static inline bool config_is_default(const struct config *config, int row) {
+    struct config defaults;
+    char text[OPTION_TEXT], default_text[OPTION_TEXT];
+    memset(&defaults, 0, sizeof defaults);
+    option_set(&config_rows[row], &defaults, config_rows[row].default_text);
+    if (config_rows[row].kind == OPTION_LIST)
+        return *(const char *const *)((const char *)config + config_rows[row].offset) == NULL ||
+               **(const char *const *)((const char *)config + config_rows[row].offset) == 0;
+    return strcmp(option_text(text, &config_rows[row], config),
+                  option_text(default_text, &config_rows[row], &defaults)) == 0;
+}
+// Whether a run that reads the file takes the option of a row from it: not --out and --resume, which are of one run, nor
+// --config.
+static inline bool config_file_gives(const struct config *config, int row) {
+    const bool of_one_run =
+        row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) || row == CONFIG_ROW(data.config);
+    const bool by_auto = config->asked && config->asked->recompute.recompute_granularity == RECOMPUTE_AUTO &&
+                         config_auto_chooses(row) && !config_is_default(config, row);
+    return !of_one_run && (config->typed[row] || by_auto);
+}
+
+// Writes every option, by its name, as a JSON object into the file at `path`. A pipe or a failure ends the program.
+static inline void config_write_json(const struct config *config, const char *path) {
+    if (is_pipe(path))
+        fail("%s: is a pipe, not a regular file; remove it", path);
+    FILE *const file = fopen(path, "w");
+    if (!file)
+        fail("%s: cannot be written: %s", path, strerror(errno));
+    struct json json = json_writer(file, true);
+    json_object_begin(&json, NULL);
+    options_write_json(&config_options, config, &json);
+    json_array_begin(&json, CONFIG_FILE_GIVEN);
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        if (config_rows[row].kind != OPTION_GROUP && config_file_gives(config, row))
+            json_str(&json, NULL, config_rows[row].name);
+    json_array_end(&json);
+    json_object_begin(&json, CONFIG_FILE_LEFT_OPEN);
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        if (config_rows[row].kind != OPTION_GROUP && !config_file_gives(config, row) && !config_is_default(config, row))
+            option_write_json(&config_rows[row], config, &json);
+    json_object_end(&json);
+    json_object_end(&json);
+    const bool written = !ferror(file);
+    if (fclose(file) != 0 || !written)
+        fail("%s: cannot be written: %s", path, strerror(errno));
+}
+
+// ---- reading ----
+
+// Returns the row of an option by its whole name, with dashes or underscores; ends the program where there is none.
+static inline int config_file_row(const char *path, const char *name) {
+    char wanted[OPTION_NAME], display[OPTION_NAME], hint[OPTION_TEXT];
+    option_display(wanted, name);
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        if (config_rows[row].kind != OPTION_GROUP &&
+            strcmp(option_display(display, config_rows[row].name), wanted) == 0 && strlen(name) < OPTION_NAME)
+            return row;
+    fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
+}
+
+// Sets an option to a text in *config, which must outlive it where the option is a string. Ends the program where the text
+// is not the option's.
+static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
+    char expected[OPTION_TEXT];
+    const char *const problem = option_read(&config_rows[row], option_field(&config_rows[row], config), text);
+    if (!problem)
+        return;
+    option_expected(&config_rows[row], expected);
+    fail("--config %s: %s is '%s', which is %s; expected %s", path, config_rows[row].name, json_show(text).text,
+         problem, expected);
+}
+// Adds the elements of a list's text, each ended by OPTION_LIST_END, or the one that a user wrote without.
+static inline void config_file_add_elements(const char *path, struct config *config, int row, const char *text) {
+    while (*text) {
+        const size_t length = strcspn(text, "\x1e");
+        char *const element = text_copy(text);
+        element[length] = 0;
+        config_file_set_text(path, config, row, element);
+        free(element);
+        text += length + (text[length] != 0);
+    }
+}
+// Sets an option to the value of a file's member in *config, whose lists are empty; strings point into the member. Ends the program where the value is
+// not the option's.
+static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
+    char text[OPTION_TEXT], expected[OPTION_TEXT];
+    const char *string = NULL;
+    struct error_text error;
+    const bool list = config_rows[row].kind == OPTION_LIST;
+    switch (json_typeof(value)) {
+    case JSON_TRUE: snprintf(text, sizeof text, "true"); break;
+    case JSON_FALSE: snprintf(text, sizeof text, "false"); break;
+    case JSON_INTEGER: snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value)); break;
+    case JSON_REAL: snprintf(text, sizeof text, "%.17g", json_real_value(value)); break;
+    case JSON_STRING: {
+        const char *const problem = json_check_string(value, config_rows[row].name, &string, path, &error);
+        if (problem)
+            fail("--config %s", problem);
+        break;
+    }
+    case JSON_ARRAY:
+        for (size_t i = 0; list && i < json_array_size(value); i++)
+            config_file_set(path, config, row, json_array_get(value, i));
+        if (list)
+            return;
+        // fall through
+    case JSON_OBJECT:
+    case JSON_NULL:
+        option_expected(&config_rows[row], expected);
+        fail("--config %s: %s is %s; expected %s", path, config_rows[row].name, json_type_name(value), expected);
+    }
+    if (!string && config_rows[row].kind == OPTION_STRING)
+        string = text_copy(text); // "window_size": 4096
+    if (list)
+        config_file_add_elements(path, config, row, string ? string : text);
+    else
+        config_file_set_text(path, config, row, string ? string : text);
+}
+
+// Whether a run's file says that an option was left open, and its value was not edited since. given: the names of the
+// options that were not; NULL: the file is a user's, which gives all.
+static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
+                                           const json_t *left_open) {
+    struct config now;
+    if (!given)
+        return false;
+    for (size_t i = 0; i < json_array_size(given); i++) {
+        const char *const name = json_string_value(json_array_get(given, i));
+        if (name && config_file_row(path, name) == row)
+            return false;
+    }
+    const json_t *const then = left_open ? json_object_get(left_open, config_rows[row].name) : NULL;
+    if (then)
+        return json_equal(then, value);
+    memset(&now, 0, sizeof now);
+    option_set(&config_rows[row], &now, config_rows[row].default_text);
+    config_file_set(path, &now, row, value);
+    return config_is_default(&now, row);
+}
+
+// Sets the options of the file of --config, but for those that are given already. They are given then. Strings point into
+// config->file. Ends the program where the file can't be read, or has what is no option or no option's value.
+static inline void config_read_file(struct config *config) {
+    const char *const path = config->data.config, *name;
+    unsigned char *data = NULL;
+    uint64_t bytes;
+    struct error_text error;
+    json_t *root = NULL, *given = NULL, *left_open = NULL, *value;
+    const char *problem = read_whole(&data, &bytes, CONFIG_FILE_BYTES, path, "a JSON file of options", &error);
+    if (!problem)
+        problem = json_parse_object(&root, data, bytes, path, &error);
+    if (!problem)
+        problem = json_opt_array(root, CONFIG_FILE_GIVEN, &given, path, &error);
+    if (!problem)
+        problem = json_opt_object(root, CONFIG_FILE_LEFT_OPEN, &left_open, path, &error);
+    if (problem)
+        fail("--config %s", problem);
+    json_object_foreach (root, name, value) {
+        if (strcmp(name, CONFIG_FILE_GIVEN) == 0 || strcmp(name, CONFIG_FILE_LEFT_OPEN) == 0)
+            continue;
+        const int row = config_file_row(path, name);
+        if (row == CONFIG_ROW(data.config) && !given)
+            fail("--config %s: names another file by '%s'; put its options here", path, json_show(name).text);
+        if (config->given[row] || config_file_leaves_open(path, row, value, given, left_open))
+            continue;
+        config_file_set(path, config, row, value);
+        config->given[row] = true;
+    }
+    config->file = root;
+    free(data);
+}
