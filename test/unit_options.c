@@ -1108,11 +1108,10 @@ static void help_has_every_option_with_its_default(void **state) {
     assert_int_equal(lines, 20);          // the short help
     for (int i = 0; i < CONFIG_ROWS; i++) // every option has a topic
         assert_true(config_rows[i].kind != OPTION_GROUP || *config_rows[i].argument);
-    for (const char *const *topic =
-             (const char *const[]){"data", "model", "memory", "parallel", "finetune", "fp8", NULL};
-         *topic; topic++) {
+    static const char *const topics[] = {"data", "model", "memory", "parallel", "finetune", "fp8"};
+    for (size_t i = 0; i < sizeof topics / sizeof *topics; i++) {
         char words[64];
-        snprintf(words, sizeof words, "--help %s", *topic);
+        snprintf(words, sizeof words, "--help %s", topics[i]);
         assert_int_equal(run_in_child(stdout_in_child, words, text, sizeof text), 0);
         assert_true(strstr(text, ":\n  --") != NULL);
     }
