@@ -97,18 +97,30 @@ const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t
     const struct tokenizer_tables *tables = tokenizer->tables;
     if (id < 0 || id >= tokenizer->size || tables->tokens[id].kind == TOKEN_NONE)
         return NULL;
+    if (tables->fallback.on) {
+        const uint32_t *offsets = tables->fallback.decoded_offsets + id;
+        *length = (int)(offsets[1] - offsets[0]);
+        return tables->fallback.decoded + offsets[0];
+    }
     *length = (int)tables->tokens[id].bytes;
     return tables->text + tables->tokens[id].offset;
 }
+
+bool tokenizer_strips_space(const struct tokenizer *tokenizer) { return tokenizer->tables->fallback.strips; }
 
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,
                                  struct error_text *error) {
     enum { HEADER_BYTES = 24 };
     const uint32_t header[4] = {1, (uint32_t)tokenizer->size,
-                                tokenizer->end_of_text < 0 ? UINT32_MAX : (uint32_t)tokenizer->end_of_text, 0};
+                                tokenizer->end_of_text < 0 ? UINT32_MAX : (uint32_t)tokenizer->end_of_text,
+                                tokenizer_strips_space(tokenizer) ? VOCABULARY_STRIPS_SPACE : 0};
     const size_t offsets_bytes = 4 * ((size_t)tokenizer->size + 1);
     memset(vocabulary, 0, sizeof *vocabulary);
-    unsigned char *data = (unsigned char *)malloc(HEADER_BYTES + offsets_bytes + tokenizer->tables->text_bytes);
+    size_t text_bytes = 0;
+    int length;
+    for (int32_t id = 0; id < tokenizer->size; id++)
+        text_bytes += tokenizer_decode(tokenizer, id, &length) ? (size_t)length : 0;
+    unsigned char *data = (unsigned char *)malloc(HEADER_BYTES + offsets_bytes + text_bytes);
     if (!data)
         return error_format(error, "out of memory for a vocabulary of %d tokens", (int)tokenizer->size);
     memcpy(data, "GPTVOCAB", 8);
@@ -116,7 +128,6 @@ const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocab
     uint32_t offset = 0;
     for (int32_t id = 0; id <= tokenizer->size; id++) {
         memcpy(data + HEADER_BYTES + 4 * (size_t)id, &offset, sizeof offset);
-        int length;
         const unsigned char *text = tokenizer_decode(tokenizer, id, &length);
         if (text)
             memcpy(data + HEADER_BYTES + offsets_bytes + offset, text, (size_t)length);

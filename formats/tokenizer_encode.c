@@ -13,10 +13,14 @@ enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes, since indices in a piece ar
 
 // The state of an encoding. Each stage passes what it does not encode itself to the next: encode_text, encode_added
 // (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalized text), encode_plain,
-// encode_split, encode_piece. The functions are defined in the opposite order.
+// encode_split, encode_piece. With byte fallback: encode_text, encode_added (raw text), encode_fallback, encode_added
+// (normalized text), encode_marked, encode_word, encode_characters. The functions are defined in the opposite order.
 struct tokenizer_work {
     const struct tokenizer_tables *tables;
     struct error_text *error;
+    const unsigned char *raw, *normal; // where the whole text begins, and the present stretch of normalized text
+    bool first;                        // the present stretch is the text's beginning
+    bool rest;                         // ENCODE_AS_REST
     struct bpe_work bpe;
     struct split_search *search;
     int32_t *ids; // owned
@@ -71,6 +75,8 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
     if (whole >= 0)
         return work_put(work, &whole, 1);
+    if (t->merges == 0)
+        return encode_bytes(work, text, bytes);
     if (!bpe_work_reserve(&work->bpe, bytes))
         return work_out_of_memory(work, bytes);
     const char *problem = encode_bytes(work, text, bytes);
@@ -112,7 +118,8 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
 
 // Encodes well-formed, normalized text without added tokens.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
-    if (!work->tables->add_prefix_space || bytes == 0 || text[0] == ' ')
+    const bool goes_on = work->rest && work->first && text == work->normal;
+    if (!work->tables->add_prefix_space || goes_on || bytes == 0 || text[0] == ' ')
         return encode_split(work, text, bytes, 0);
     unsigned char *prefixed = (unsigned char *)malloc(bytes + 1);
     if (!prefixed)
@@ -179,11 +186,13 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
 // Encodes well-formed, normalized text.
 static const char *encode_normal(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
+    work->normal = text;
     return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);
 }
 
 // Encodes well-formed text without the added tokens that match raw text.
 static const char *encode_well_formed(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    work->first = text == work->raw;
     if (!work->tables->nfc || !nfc_may_change(text, bytes))
         return encode_normal(work, text, bytes);
     size_t normal_bytes;
@@ -212,36 +221,131 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
 
-// Encodes the whole text, with the template's tokens around it.
+// ---- byte fallback ----
+
+// Encodes text that no merge crosses the ends of: its characters, or the bytes of those that are no token, merged.
+static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_tables *t = work->tables;
+    const char *problem = work_reserve(work, bytes);
+    if (problem)
+        return problem;
+    int32_t *ids = work->ids + work->count;
+    size_t count = 0;
+    for (size_t i = 0; i < bytes;) {
+        uint32_t code;
+        int length = utf8_decode(text + i, bytes - i, &code);
+        const int32_t id = length ? tokenizer_id_of_bytes(t, text + i, (size_t)length) : -1;
+        length = length ? length : 1;
+        if (id >= 0)
+            ids[count++] = id;
+        for (int k = 0; k < length && id < 0; k++)
+            ids[count++] = t->byte_token[text[i + (size_t)k]];
+        i += (size_t)length;
+    }
+    if (!bpe_work_reserve(&work->bpe, count))
+        return work_out_of_memory(work, bytes);
+    work->count += bpe_encode(&t->bpe, &work->bpe, count, ids);
+    return NULL;
+}
+
+// Encodes a piece of the pre-tokenizer. Where no merge can cross a mark behind another character, the text is cut
+// there: merges of a short text need little memory.
+static const char *encode_word(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_tables *t = work->tables;
+    const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
+    if (whole >= 0)
+        return work_put(work, &whole, 1);
+    if (!t->fallback.cuts)
+        return encode_characters(work, text, bytes);
+    const char *problem = NULL;
+    for (size_t begin = 0, end = 0; begin < bytes && !problem; begin = end) {
+        while (is_space_mark(text + end, bytes - end))
+            end += SPACE_MARK_BYTES;
+        while (end < bytes && !is_space_mark(text + end, bytes - end))
+            end++;
+        problem = encode_characters(work, text + begin, end - begin);
+    }
+    return problem;
+}
+
+// Encodes marked text piece by piece: with Metaspace.split each mark begins a piece.
+static const char *encode_words(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_fallback *f = &work->tables->fallback;
+    if (!f->metaspace || !f->splits)
+        return encode_word(work, text, bytes);
+    const char *problem = NULL;
+    for (size_t begin = 0, end = 0; begin < bytes && !problem; begin = end) {
+        for (end = begin + 1; end < bytes && !is_space_mark(text + end, bytes - end);)
+            end++;
+        problem = encode_word(work, text + begin, end - begin);
+    }
+    return problem;
+}
+
+// Encodes normalized text without added tokens, after a Metaspace has marked it, if there is one.
+static const char *encode_marked(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_fallback *f = &work->tables->fallback;
+    if (!f->metaspace)
+        return encode_words(work, text, bytes);
+    const bool first = work->first && text == work->normal, has = text[0] == ' ' || is_space_mark(text, bytes);
+    const bool wanted = f->prefix == METASPACE_ALWAYS || (f->prefix == METASPACE_FIRST && first);
+    unsigned char *marked = mark_spaces(text, bytes, wanted && !has && !(first && work->rest), true, &bytes);
+    const char *problem = marked ? encode_words(work, marked, bytes) : work_out_of_memory(work, bytes);
+    free(marked);
+    return problem;
+}
+
+// Encodes any bytes without the added tokens that match raw text.
+static const char *encode_fallback(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_tables *t = work->tables;
+    const struct added_token *list = t->added + t->added_raw;
+    const bool prefix = t->fallback.prepends && !(work->rest && text == work->raw);
+    unsigned char *normal = NULL;
+    work->first = text == work->raw;
+    if (prefix || t->fallback.replaces) {
+        normal = mark_spaces(text, bytes, prefix, t->fallback.replaces, &bytes);
+        if (!normal)
+            return work_out_of_memory(work, bytes);
+        text = normal;
+    }
+    work->normal = text;
+    const char *problem = encode_added(work, list, t->added_count - t->added_raw, text, bytes, encode_marked);
+    free(normal);
+    return problem;
+}
+
+// ---- the whole ----
+
+// Encodes the whole text.
 static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
                                bool add_special_tokens) {
     const struct tokenizer_tables *t = work->tables;
     const char *problem = work_reserve(work, 1 + bytes / 4); // not NULL even for an empty text
     if (!problem && add_special_tokens)
         problem = work_put(work, t->before, (size_t)t->before_count);
-    if (!problem && !t->ids_by_text)
-        problem = encode_added(work, t->added, t->added_raw, text, bytes, encode_bytes);
-    else if (!problem)
-        problem = encode_added(work, t->added, t->added_raw, text, bytes, encode_any);
+    encode_function *rest = !t->ids_by_text ? encode_bytes : t->fallback.on ? encode_fallback : encode_any;
+    problem = problem ? problem : encode_added(work, t->added, t->added_raw, text, bytes, rest);
     if (!problem && add_special_tokens)
         problem = work_put(work, t->after, (size_t)t->after_count);
     return problem;
 }
 
-const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, bool add_special_tokens,
+const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error) {
     struct tokenizer_work work;
     memset(&work, 0, sizeof work);
     work.tables = tokenizer->tables;
     work.error = error;
+    work.raw = (const unsigned char *)text;
+    work.rest = as == ENCODE_AS_REST;
     *ids = NULL;
     *count = 0;
     if (bytes > TOKENIZER_LONGEST_TEXT)
         return error_format(error, "a text of %zu bytes is too long to encode; expected at most %d", bytes,
                             TOKENIZER_LONGEST_TEXT);
     work.search = split_search_create(bytes);
-    const char *problem = work.search ? encode_text(&work, (const unsigned char *)text, bytes, add_special_tokens)
-                                      : work_out_of_memory(&work, bytes);
+    const char *problem =
+        work.search ? encode_text(&work, work.raw, bytes, as == ENCODE_IN_TEMPLATE) : work_out_of_memory(&work, bytes);
     split_search_free(work.search);
     bpe_work_free(&work.bpe);
     if (problem) {

@@ -7,12 +7,12 @@
 #include <stdlib.h>  // malloc, calloc, qsort
 #include <string.h>  // memcmp, strchr
 
-#include "formats/nfc.h"              // nfc_normalize
-#include "formats/tokenizer_tables.h" // struct tokenizer_tables
-#include "runtime/text/utf8.h"        // utf8_decode
+#include "formats/nfc.h"                // nfc_normalize
+#include "formats/tokenizer_fallback.h" // fallback_read_normalizer
+#include "formats/tokenizer_reader.h"   // struct tokenizer_reader
+#include "runtime/text/utf8.h"          // utf8_decode
 
 enum {
-    TOKENIZER_MAX_IDS = 1 << 26,
     TOKENIZER_MAX_HOLES = 1 << 20, // unused ids below the highest: the tables have an entry for each
     TOKENIZER_LONGEST_ADDED = 1024 // bytes of an added token; a text is searched for all of them at every byte
 };
@@ -28,10 +28,14 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has. Returns their number; -1: a
-// character is not of the alphabet.
-static int64_t bytes_of_entry(const char *text, size_t bytes, unsigned char *out) {
+// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has: with byte fallback the entry's
+// own. Returns their number; -1: a character is not of the alphabet.
+static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
+    if (t->fallback.on) {
+        memcpy(out, text, bytes);
+        return (int64_t)bytes;
+    }
     for (size_t i = 0; i < bytes;) {
         uint32_t code;
         const int length = utf8_decode((const unsigned char *)text + i, bytes - i, &code);
@@ -44,85 +48,6 @@ static int64_t bytes_of_entry(const char *text, size_t bytes, unsigned char *out
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Members. Each is read by name and type; unknown ones are refused.
-
-struct tokenizer_reader {
-    struct tokenizer *tokenizer;
-    struct tokenizer_tables *tables; // of the tokenizer
-    const char *name;                // the file, for messages
-    struct error_text *error;
-};
-
-// Refuses an object with other members than `allowed`, a list of names with a space on both sides of each.
-static const char *only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
-                                const char *allowed) {
-    if (!json_is_object(object))
-        return error_format(r->error, "%s: %s is not an object; expected a tokenizer.json of Hugging Face", r->name,
-                            where);
-    for (void *i = json_object_iter((json_t *)object); i; i = json_object_iter_next((json_t *)object, i)) {
-        char wanted[64];
-        snprintf(wanted, sizeof wanted, " %.60s ", json_object_iter_key(i));
-        if (strchr(json_object_iter_key(i), ' ') || !strstr(allowed, wanted))
-            return error_format(r->error, "%s: %s has '%.100s', which is not supported", r->name, where,
-                                json_object_iter_key(i));
-    }
-    return NULL;
-}
-
-// *value = a flag of the object; unchanged where it is absent or null.
-static const char *read_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
-                             bool *value) {
-    const json_t *member = json_object_get(object, key);
-    if (!member || json_is_null(member))
-        return NULL;
-    if (!json_is_boolean(member))
-        return error_format(r->error, "%s: %s.%s is not true or false", r->name, where, key);
-    *value = json_is_true(member);
-    return NULL;
-}
-// Refuses a flag that has this value.
-static const char *refuse_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
-                               bool refused) {
-    bool value = !refused;
-    const char *problem = read_flag(r, object, where, key, &value);
-    if (!problem && value == refused)
-        problem = error_format(r->error, "%s: %s.%s is %s, which is not supported", r->name, where, key,
-                               refused ? "true" : "false");
-    return problem;
-}
-// Refuses a text that is not empty.
-static const char *refuse_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key) {
-    const json_t *member = json_object_get(object, key);
-    if (!member || json_is_null(member) || (json_is_string(member) && json_string_length(member) == 0))
-        return NULL;
-    return error_format(r->error, "%s: %s.%s is set, which is not supported", r->name, where, key);
-}
-// Returns the "type" of a component; "": it has none.
-static const char *type_of(const json_t *object) {
-    const char *type = json_string_value(json_object_get(object, "type"));
-    return type ? type : "";
-}
-// Returns the text that refuses a component of this type, with the types that are expected.
-static const char *refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
-                               const char *expected) {
-    return error_format(r->error, "%s: %s is %.100s, which is not supported; expected %s", r->name, where,
-                        json_is_null(object) || !object ? "null"
-                        : *type_of(object)              ? type_of(object)
-                                                        : "without a type",
-                        expected);
-}
-
-// *id = a token's id, within bounds.
-static const char *read_id(struct tokenizer_reader *r, const json_t *number, const char *token, int32_t *id) {
-    const json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
-    if (value < 0 || value >= TOKENIZER_MAX_IDS)
-        return error_format(r->error, "%s: the id of token '%.100s' is not a number from 0 to %d", r->name, token,
-                            TOKENIZER_MAX_IDS - 1);
-    *id = (int32_t)value;
-    return NULL;
-}
-
 // ---- the vocabulary ----
 
 // Allocates the tables for the vocabulary and the added tokens, whose ids it checks.
@@ -133,7 +58,7 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
     int32_t highest = -1, id = 0;
     const char *problem = NULL;
     for (void *i = json_object_iter(vocab); i && !problem; i = json_object_iter_next(vocab, i)) {
-        problem = read_id(r, json_object_iter_value(i), json_object_iter_key(i), &id);
+        problem = reader_id(r, json_object_iter_value(i), json_object_iter_key(i), &id);
         bytes += strlen(json_object_iter_key(i));
         highest = !problem && id > highest ? id : highest;
     }
@@ -141,7 +66,7 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
         const json_t *token = json_array_get(added, i), *content = json_object_get(token, "content");
         if (!json_is_string(content))
             return error_format(r->error, "%s: added token %zu has no content", r->name, i);
-        problem = read_id(r, json_object_get(token, "id"), json_string_value(content), &id);
+        problem = reader_id(r, json_object_get(token, "id"), json_string_value(content), &id);
         bytes += json_string_length(content);
         highest = !problem && id > highest ? id : highest;
     }
@@ -175,14 +100,15 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
         return error_format(r->error, "%s: token %d is empty", r->name, (int)id);
     if (t->tokens[id].kind != TOKEN_NONE)
         return error_format(r->error, "%s: two tokens have the id %d, one of them '%.100s'", r->name, (int)id, entry);
-    const int64_t count = bytes_of_entry(entry, bytes, text);
+    const int64_t count = bytes_of_entry(t, entry, bytes, text);
     if (count < 0) { // an added token may stand in the vocabulary as it is
         tokenizer_put(t, id, entry, bytes, TOKEN_OTHER);
         return NULL;
     }
     *tokenizer_slot(t, text, (size_t)count) = (uint32_t)id + 1;
-    if (count == 1)
-        t->byte_token[text[0]] = id;
+    const int byte = !t->fallback.on ? (count == 1 ? text[0] : -1) : fallback_byte(entry, bytes, false);
+    if (byte >= 0)
+        t->byte_token[byte] = id;
     tokenizer_put(t, id, text, (size_t)count, TOKEN_BPE);
     return NULL;
 }
@@ -192,7 +118,7 @@ static int32_t read_merge_half(const struct tokenizer_tables *t, const char *hal
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
         return -1;
-    const int64_t count = bytes_of_entry(half, bytes, scratch + *scratch_bytes);
+    const int64_t count = bytes_of_entry(t, half, bytes, scratch + *scratch_bytes);
     const int32_t id = count < 0 ? -1 : tokenizer_id_of_bytes(t, scratch + *scratch_bytes, (size_t)count);
     *scratch_bytes += id < 0 ? 0 : (size_t)count;
     return id;
@@ -223,6 +149,8 @@ static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, s
             r->error, "%s: merge %zu, of '%.*s' and '%.*s', has a token that the vocabulary does not have", r->name,
             rank, left_bytes < 100 ? (int)left_bytes : 100, left, right_bytes < 100 ? (int)right_bytes : 100, right);
     bpe_add(&r->tables->bpe, (uint32_t)rank, left_id, right_id, id);
+    if (t->fallback.on)
+        fallback_note_merge(r->tables, id);
     return NULL;
 }
 
@@ -235,6 +163,7 @@ static const char *read_merges(struct tokenizer_reader *r, const json_t *merges)
     const char *problem = NULL;
     if (!scratch || !bpe_create(&r->tables->bpe, count))
         problem = error_format(r->error, "%s: out of memory for %zu merges", r->name, count);
+    r->tables->merges = count;
     for (size_t i = 0; i < count && !problem; i++)
         problem = read_merge(r, json_array_get(merges, i), i, scratch);
     free(scratch);
@@ -249,29 +178,36 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads the member "model" and the added tokens; returns what is wrong, or NULL. unk_token is allowed and unused: text
-// is split into bytes, and encoding refuses a byte that has no token rather than replace it.
+// Reads the member "model" and the added tokens; returns what is wrong, or NULL. unk_token is allowed and unused: what
+// has no token becomes bytes, and encoding refuses a byte that has no token rather than replace it. So fuse_unk is
+// unused with byte fallback, where each byte has a token; byte-level files never set it.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");
-    const char *type = type_of(model);
+    const char *type = reader_type(model);
     if (*type ? strcmp(type, "BPE") != 0 : !vocab || !merges) // early files, GPT-2's own among them, have no type
-        return refuse_type(r, model, "model", "BPE");
-    const char *problem = only_members(r, model, "model",
-                                       " type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
-                                       "byte_fallback ignore_merges vocab merges ");
+        return reader_refuse_type(r, model, "model", "BPE");
+    const char *problem =
+        reader_only_members(r, model, "model",
+                            " type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk "
+                            "byte_fallback ignore_merges vocab merges ");
     problem = problem ? problem : refuse_dropout(r, model);
-    problem = problem ? problem : refuse_text(r, model, "model", "continuing_subword_prefix");
-    problem = problem ? problem : refuse_text(r, model, "model", "end_of_word_suffix");
-    problem = problem ? problem : refuse_flag(r, model, "model", "fuse_unk", true);
-    problem = problem ? problem : refuse_flag(r, model, "model", "byte_fallback", true);
-    problem = problem ? problem : read_flag(r, model, "model", "ignore_merges", &r->tables->ignore_merges);
+    problem = problem ? problem : reader_refuse_text(r, model, "model", "continuing_subword_prefix");
+    problem = problem ? problem : reader_refuse_text(r, model, "model", "end_of_word_suffix");
+    struct tokenizer_fallback *fallback = &r->tables->fallback;
+    problem = problem ? problem : reader_flag(r, model, "model", "byte_fallback", &fallback->on);
+    fallback->cuts = fallback->on;
+    if (!problem && !fallback->on)
+        problem = reader_refuse_flag(r, model, "model", "fuse_unk", true);
+    problem = problem ? problem : reader_flag(r, model, "model", "ignore_merges", &r->tables->ignore_merges);
     if (!problem && !json_is_object(vocab))
         problem = error_format(r->error, "%s: model.vocab is not an object of token: id", r->name);
     problem = problem ? problem : allocate_tokens(r, vocab, added);
     for (void *i = problem ? NULL : json_object_iter(vocab); i && !problem; i = json_object_iter_next(vocab, i))
         problem =
             read_vocabulary_entry(r, json_object_iter_key(i), (int32_t)json_integer_value(json_object_iter_value(i)));
+    if (!problem && fallback->on)
+        problem = fallback_check_bytes(r);
     return problem ? problem : read_merges(r, merges);
 }
 
@@ -281,6 +217,18 @@ static const char *read_model(struct tokenizer_reader *r, const json_t *model, c
 static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     const json_t *id = json_object_get(vocab, content);
     return id ? (int32_t)json_integer_value(id) : -1;
+}
+
+// Sets what is found of an added token to its normalized form.
+static const char *normalize_added(struct tokenizer_reader *r, struct added_token *added) {
+    const struct tokenizer_fallback *f = &r->tables->fallback;
+    size_t bytes = 0;
+    added->normal = mark_spaces(added->text, added->bytes, f->prepends, f->replaces, &bytes);
+    if (!added->normal)
+        return error_format(r->error, "%s: out of memory for added tokens", r->name);
+    added->text = added->normal;
+    added->bytes = (uint32_t)bytes;
+    return NULL;
 }
 
 // Fills entry `number` of the added tokens, and puts its text into the tables. Its id was checked by allocate_tokens.
@@ -293,7 +241,8 @@ static const char *read_added_token(struct tokenizer_reader *r, const json_t *to
     char where[160];
     bool special = false;
     snprintf(where, sizeof where, "added token '%.100s'", content);
-    const char *problem = only_members(r, token, where, " id content single_word lstrip rstrip normalized special ");
+    const char *problem =
+        reader_only_members(r, token, where, " id content single_word lstrip rstrip normalized special ");
     if (problem)
         return problem;
     if (bytes < 1 || bytes > TOKENIZER_LONGEST_ADDED)
@@ -315,11 +264,14 @@ static const char *read_added_token(struct tokenizer_reader *r, const json_t *to
         t->tokens[added->id] = before;
         t->tokens[added->id].kind = TOKEN_ADDED;
     }
-    problem = refuse_flag(r, token, where, "single_word", true);
-    problem = problem ? problem : read_flag(r, token, where, "lstrip", &added->lstrip);
-    problem = problem ? problem : read_flag(r, token, where, "rstrip", &added->rstrip);
-    problem = problem ? problem : read_flag(r, token, where, "normalized", &added->normalized);
-    return problem ? problem : read_flag(r, token, where, "special", &special);
+    problem = reader_refuse_flag(r, token, where, "single_word", true);
+    problem = problem ? problem : reader_flag(r, token, where, "lstrip", &added->lstrip);
+    problem = problem ? problem : reader_flag(r, token, where, "rstrip", &added->rstrip);
+    problem = problem ? problem : reader_flag(r, token, where, "normalized", &added->normalized);
+    const struct tokenizer_fallback *fallback = &t->fallback;
+    if (!problem && added->normalized && (fallback->prepends || fallback->replaces))
+        problem = normalize_added(r, added);
+    return problem ? problem : reader_flag(r, token, where, "special", &special);
 }
 
 static bool same_text(const struct added_token *a, const struct added_token *b) {
@@ -352,11 +304,11 @@ static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *l
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_array_size(list);
     const char *problem = NULL;
+    t->added_count = count;
     for (size_t i = 0; i < count && !problem; i++)
         problem = read_added_token(r, json_array_get(list, i), i, vocab);
     if (problem)
         return problem;
-    t->added_count = count;
     qsort(t->added, count, sizeof *t->added, compare_added);
     for (size_t i = 0; i < count && !problem; i++) {
         const struct added_token *added = &t->added[i];
@@ -378,9 +330,9 @@ static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *l
 static const char *read_normalizer(struct tokenizer_reader *r, const json_t *normalizer) {
     if (!normalizer || json_is_null(normalizer))
         return NULL;
-    r->tables->nfc = strcmp(type_of(normalizer), "NFC") == 0;
-    return r->tables->nfc ? only_members(r, normalizer, "normalizer", " type ")
-                          : refuse_type(r, normalizer, "normalizer", "null or NFC");
+    r->tables->nfc = strcmp(reader_type(normalizer), "NFC") == 0;
+    return r->tables->nfc ? reader_only_members(r, normalizer, "normalizer", " type ")
+                          : reader_refuse_type(r, normalizer, "normalizer", "null or NFC");
 }
 
 // Compiles a split pattern and adds it after the others; more than TOKENIZER_MAX_PATTERNS are an error.
@@ -397,9 +349,9 @@ static const char *add_pattern(struct tokenizer_reader *r, const char *regex, si
 static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     const json_t *pattern = json_object_get(split, "pattern"), *regex = json_object_get(pattern, "Regex");
     const char *behavior = json_string_value(json_object_get(split, "behavior"));
-    const char *problem = only_members(r, split, "Split", " type pattern behavior invert ");
-    problem = problem ? problem : only_members(r, pattern, "Split.pattern", " Regex ");
-    problem = problem ? problem : refuse_flag(r, split, "Split", "invert", true);
+    const char *problem = reader_only_members(r, split, "Split", " type pattern behavior invert ");
+    problem = problem ? problem : reader_only_members(r, pattern, "Split.pattern", " Regex ");
+    problem = problem ? problem : reader_refuse_flag(r, split, "Split", "invert", true);
     if (problem)
         return problem;
     if (!json_is_string(regex))
@@ -415,11 +367,11 @@ static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
 static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byte_level, const char *where) {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     bool use_regex = true, trim_offsets = true; // trim_offsets does not change ids
-    const char *problem = only_members(r, byte_level, where, " type add_prefix_space trim_offsets use_regex ");
+    const char *problem = reader_only_members(r, byte_level, where, " type add_prefix_space trim_offsets use_regex ");
     r->tables->add_prefix_space = true; // the package's default
-    problem = problem ? problem : read_flag(r, byte_level, where, "add_prefix_space", &r->tables->add_prefix_space);
-    problem = problem ? problem : read_flag(r, byte_level, where, "trim_offsets", &trim_offsets);
-    problem = problem ? problem : read_flag(r, byte_level, where, "use_regex", &use_regex);
+    problem = problem ? problem : reader_flag(r, byte_level, where, "add_prefix_space", &r->tables->add_prefix_space);
+    problem = problem ? problem : reader_flag(r, byte_level, where, "trim_offsets", &trim_offsets);
+    problem = problem ? problem : reader_flag(r, byte_level, where, "use_regex", &use_regex);
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
@@ -427,20 +379,20 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
 // NULL, or what is wrong.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
-    if (strcmp(type_of(pre_tokenizer), "ByteLevel") == 0)
+    if (strcmp(reader_type(pre_tokenizer), "ByteLevel") == 0)
         return read_byte_level(r, pre_tokenizer, "pre_tokenizer");
-    if (strcmp(type_of(pre_tokenizer), "Sequence") != 0)
-        return refuse_type(r, pre_tokenizer, "pre_tokenizer", expected);
+    if (strcmp(reader_type(pre_tokenizer), "Sequence") != 0)
+        return reader_refuse_type(r, pre_tokenizer, "pre_tokenizer", expected);
     const json_t *parts = json_object_get(pre_tokenizer, "pretokenizers");
     const size_t count = json_array_size(parts);
-    const char *problem = only_members(r, pre_tokenizer, "pre_tokenizer", " type pretokenizers ");
+    const char *problem = reader_only_members(r, pre_tokenizer, "pre_tokenizer", " type pretokenizers ");
     if (!problem && count == 0)
         problem = error_format(r->error, "%s: pre_tokenizer is an empty Sequence; expected %s", r->name, expected);
     for (size_t i = 0; i < count && !problem; i++) {
         const json_t *part = json_array_get(parts, i);
         const bool last = i + 1 == count;
-        if (strcmp(type_of(part), last ? "ByteLevel" : "Split") != 0)
-            problem = refuse_type(r, part, "a part of pre_tokenizer", expected);
+        if (strcmp(reader_type(part), last ? "ByteLevel" : "Split") != 0)
+            problem = reader_refuse_type(r, part, "a part of pre_tokenizer", expected);
         else
             problem = last ? read_byte_level(r, part, "ByteLevel") : read_split(r, part);
     }
@@ -458,7 +410,7 @@ static const char *read_template_token(struct tokenizer_reader *r, const json_t 
         return error_format(r->error, "%s: the template's token '%.100s' has no ids", r->name, name ? name : "");
     for (size_t i = 0; i < json_array_size(list); i++) {
         int32_t id = -1;
-        const char *problem = read_id(r, json_array_get(list, i), name, &id);
+        const char *problem = reader_id(r, json_array_get(list, i), name, &id);
         if (problem)
             return problem;
         if (id >= r->tokenizer->size || r->tables->tokens[id].kind == TOKEN_NONE)
@@ -477,7 +429,7 @@ static const char *read_template(struct tokenizer_reader *r, const json_t *proce
     struct tokenizer_tables *t = r->tables;
     const json_t *single = json_object_get(processor, "single"),
                  *special = json_object_get(processor, "special_tokens");
-    const char *problem = only_members(r, processor, "TemplateProcessing", " type single pair special_tokens ");
+    const char *problem = reader_only_members(r, processor, "TemplateProcessing", " type single pair special_tokens ");
     int texts = 0;
     if (!problem && (t->before_count || t->after_count))
         problem = error_format(r->error, "%s: post_processor has two templates, which is not supported", r->name);
@@ -500,21 +452,21 @@ static const char *read_template(struct tokenizer_reader *r, const json_t *proce
 
 // Reads one part of post_processor: a template, or a ByteLevel, which changes no ids.
 static const char *read_processor(struct tokenizer_reader *r, const json_t *processor) {
-    if (strcmp(type_of(processor), "ByteLevel") == 0) // changes only offsets
-        return only_members(r, processor, "post_processor", " type add_prefix_space trim_offsets use_regex ");
-    if (strcmp(type_of(processor), "TemplateProcessing") == 0)
+    if (strcmp(reader_type(processor), "ByteLevel") == 0) // changes only offsets
+        return reader_only_members(r, processor, "post_processor", " type add_prefix_space trim_offsets use_regex ");
+    if (strcmp(reader_type(processor), "TemplateProcessing") == 0)
         return read_template(r, processor);
-    return refuse_type(r, processor, "post_processor", "ByteLevel, TemplateProcessing, or a Sequence of them");
+    return reader_refuse_type(r, processor, "post_processor", "ByteLevel, TemplateProcessing, or a Sequence of them");
 }
 
 // Reads post_processor, which is absent, null, one part, or a Sequence of parts.
 static const char *read_post_processor(struct tokenizer_reader *r, const json_t *processor) {
     if (!processor || json_is_null(processor))
         return NULL;
-    if (strcmp(type_of(processor), "Sequence") != 0)
+    if (strcmp(reader_type(processor), "Sequence") != 0)
         return read_processor(r, processor);
     const json_t *parts = json_object_get(processor, "processors");
-    const char *problem = only_members(r, processor, "post_processor", " type processors ");
+    const char *problem = reader_only_members(r, processor, "post_processor", " type processors ");
     for (size_t i = 0; i < json_array_size(parts) && !problem; i++)
         problem = read_processor(r, json_array_get(parts, i));
     return problem;
@@ -522,36 +474,41 @@ static const char *read_post_processor(struct tokenizer_reader *r, const json_t 
 
 // Checks that the decoder is a ByteLevel: no other gives a token the bytes that the tables have.
 static const char *read_decoder(struct tokenizer_reader *r, const json_t *decoder) {
-    if (strcmp(type_of(decoder), "ByteLevel") != 0)
-        return refuse_type(r, decoder, "decoder", "ByteLevel");
-    return only_members(r, decoder, "decoder", " type add_prefix_space trim_offsets use_regex ");
+    if (strcmp(reader_type(decoder), "ByteLevel") != 0)
+        return reader_refuse_type(r, decoder, "decoder", "ByteLevel");
+    return reader_only_members(r, decoder, "decoder", " type add_prefix_space trim_offsets use_regex ");
 }
 
 // ---- the file ----
 
-// Fills the tokenizer from the file's object. end_of_text is <|endoftext|>, else <|end_of_text|>, else -1; the files
-// beside may say otherwise. Returns NULL, or what is wrong.
+// Fills the tokenizer from the file's object. end_of_text is a usual one, else -1; the files beside may say otherwise. Returns NULL, or what is wrong.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
-    const char *problem = only_members(r, root, "the file",
-                                       " version truncation padding added_tokens normalizer pre_tokenizer "
-                                       "post_processor decoder model ");
+    const char *problem = reader_only_members(r, root, "the file",
+                                              " version truncation padding added_tokens normalizer pre_tokenizer "
+                                              "post_processor decoder model ");
     const char *version = json_string_value(json_object_get(root, "version"));
     if (!problem && version && strcmp(version, "1.0") != 0)
         problem = error_format(r->error, "%s: has version %.100s; expected 1.0", r->name, version);
     if (!problem && added && !json_is_null(added) && !json_is_array(added))
         problem = error_format(r->error, "%s: added_tokens is not a list", r->name);
     problem = problem ? problem : read_model(r, model, added);
-    problem = problem ? problem : read_normalizer(r, json_object_get(root, "normalizer"));
+    static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}; // as prepare_data.py's
+    const bool fallback = r->tables->fallback.on;
+    const json_t *normalizer = json_object_get(root, "normalizer");
+    const json_t *pre_tokenizer = json_object_get(root, "pre_tokenizer"), *decoder = json_object_get(root, "decoder");
+    if (!problem)
+        problem = fallback ? fallback_read_normalizer(r, normalizer) : read_normalizer(r, normalizer);
     problem = problem ? problem : read_added_tokens(r, added, json_object_get(model, "vocab"));
-    problem = problem ? problem : read_pre_tokenizer(r, json_object_get(root, "pre_tokenizer"));
+    if (!problem)
+        problem = fallback ? fallback_read_pre_tokenizer(r, pre_tokenizer) : read_pre_tokenizer(r, pre_tokenizer);
     problem = problem ? problem : read_post_processor(r, json_object_get(root, "post_processor"));
-    problem = problem ? problem : read_decoder(r, json_object_get(root, "decoder"));
+    if (!problem)
+        problem = fallback ? fallback_read_decoder(r, decoder) : read_decoder(r, decoder);
     if (problem)
         return problem;
-    r->tokenizer->end_of_text = tokenizer_id(r->tables, "<|endoftext|>");
-    if (r->tokenizer->end_of_text < 0)
-        r->tokenizer->end_of_text = tokenizer_id(r->tables, "<|end_of_text|>");
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && r->tokenizer->end_of_text < 0; i++)
+        r->tokenizer->end_of_text = tokenizer_id(r->tables, ends[i]);
     return NULL;
 }
 

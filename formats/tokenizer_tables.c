@@ -19,7 +19,11 @@ void tokenizer_free(struct tokenizer *tokenizer) {
         free(tables->tokens);
         free(tables->text);
         free(tables->ids_by_text);
+        for (size_t i = 0; tables->added && i < tables->added_count; i++)
+            free(tables->added[i].normal);
         free(tables->added);
+        free(tables->fallback.decoded);
+        free(tables->fallback.decoded_offsets);
         bpe_free(&tables->bpe);
         for (int i = 0; i < tables->pattern_count; i++)
             split_pattern_free(tables->patterns[i]);
@@ -37,6 +41,27 @@ void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text
     tables->text_bytes += bytes;
     if (bytes > tables->longest)
         tables->longest = bytes;
+}
+
+bool is_space_mark(const unsigned char *text, size_t left) {
+    return left >= SPACE_MARK_BYTES && memcmp(text, SPACE_MARK, SPACE_MARK_BYTES) == 0;
+}
+unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes) {
+    size_t marks = prefix;
+    for (size_t i = 0; i < bytes && replace; i++)
+        marks += text[i] == ' ';
+    unsigned char *marked = (unsigned char *)malloc(bytes + SPACE_MARK_BYTES * marks + 1), *out = marked;
+    if (!marked)
+        return NULL;
+    if (prefix)
+        out = (unsigned char *)memcpy(out, SPACE_MARK, SPACE_MARK_BYTES) + SPACE_MARK_BYTES;
+    for (size_t i = 0; i < bytes; i++)
+        if (replace && text[i] == ' ')
+            out = (unsigned char *)memcpy(out, SPACE_MARK, SPACE_MARK_BYTES) + SPACE_MARK_BYTES;
+        else
+            *out++ = text[i];
+    *out_bytes = (size_t)(out - marked);
+    return marked;
 }
 
 // Hashes by FNV-1a, finalized so that the low bits depend on all others.
@@ -62,9 +87,13 @@ int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsig
 
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text) {
     const size_t bytes = strlen(text);
-    for (size_t i = 0; i < tables->added_count; i++)
-        if (tables->added[i].bytes == bytes && memcmp(tables->added[i].text, text, bytes) == 0)
-            return tables->added[i].id;
+    for (size_t i = 0; i < tables->added_count; i++) {
+        const struct added_token *added = &tables->added[i];
+        const struct tokenizer_token *token = &tables->tokens[added->id];
+        const unsigned char *own = added->normal ? tables->text + token->offset : added->text;
+        if ((added->normal ? token->bytes : added->bytes) == bytes && memcmp(own, text, bytes) == 0)
+            return added->id;
+    }
     return tables->ids_by_text ? tokenizer_id_of_bytes(tables, (const unsigned char *)text, bytes) : -1;
 }
 

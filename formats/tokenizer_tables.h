@@ -10,9 +10,11 @@
 #include "formats/split_pattern.h" // struct split_pattern
 #include "formats/tokenizer.h"     // struct tokenizer
 
+#define SPACE_MARK "\xe2\x96\x81" // U+2581, which SentencePiece writes for a space
 enum {
-    TOKENIZER_MAX_PATTERNS = 8, // applied one after the other; DeepSeek has 3
-    TOKENIZER_MAX_TEMPLATE = 16 // tokens before or after the text
+    TOKENIZER_MAX_PATTERNS = 8,  // applied one after the other; DeepSeek has 3
+    TOKENIZER_MAX_TEMPLATE = 16, // tokens before or after the text
+    SPACE_MARK_BYTES = 3
 };
 
 enum token_kind {
@@ -26,10 +28,25 @@ struct tokenizer_token {
     enum token_kind kind;
 };
 struct added_token {
-    const unsigned char *text; // in the tables' text
+    const unsigned char *text; // what is found: in the tables' text, or its normalized form
+    unsigned char *normal;     // that form; owned; NULL: the text is the token's own
     uint32_t bytes;
     int32_t id;
     bool lstrip, rstrip, normalized;
+};
+
+// Where a Metaspace puts a mark: before no text, the first stretch of it, or each between added tokens.
+enum metaspace_prefix { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS };
+// Byte-fallback BPE: symbols are characters, and the bytes of those that the vocabulary lacks. A mark is U+2581.
+struct tokenizer_fallback {
+    bool on;
+    bool prepends, replaces;      // the normalizer: a mark before each stretch between added tokens, spaces to marks
+    bool metaspace, splits;       // the pre_tokenizer: spaces to marks, and each mark begins a piece
+    enum metaspace_prefix prefix; // with metaspace
+    bool cuts;                    // no merge goes from another character to a mark after it
+    bool strips;                  // the decoder: one space before the whole text is left out
+    unsigned char *decoded;       // texts of all tokens, with spaces for marks and bytes for byte tokens; owned
+    uint32_t *decoded_offsets;    // (size + 1) in `decoded`; owned
 };
 
 struct tokenizer_tables {
@@ -40,6 +57,8 @@ struct tokenizer_tables {
     uint32_t *ids_by_text;          // hash table of ids + 1 of TOKEN_BPE, 0: free slot; NULL: tokens are bytes; owned
     uint64_t ids_mask;              // slots - 1
     struct bpe bpe;
+    size_t merges; // 0: tokens are encoded one by one
+    struct tokenizer_fallback fallback;
     struct added_token *added; // those that match raw text, then those that match normalized text, each by text; owned
     size_t added_raw, added_count;
     bool nfc, add_prefix_space, ignore_merges;
@@ -54,6 +73,12 @@ __BEGIN_DECLS
 bool tokenizer_begin(struct tokenizer *tokenizer);
 // Appends the text of token `id`, for which tables->text has room, or where it is already, and sets the token's kind.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
+
+// Whether a text of `left` bytes begins with SPACE_MARK.
+bool is_space_mark(const unsigned char *text, size_t left);
+// Returns `text`, with `prefix` after a mark, and with `replace` with marks for its spaces; the caller frees what is
+// returned. NULL: out of memory. The text may be malformed.
+unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
 // Returns the slot of ids_by_text, which is not NULL, that holds the token of these bytes, or the free slot for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);

@@ -12,7 +12,7 @@ enum { HEADER_BYTES = 24 };
 
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error) {
-    uint32_t header[4]; // version, tokens, end of text, zero
+    uint32_t header[4]; // version, tokens, end of text, flags
     if (data_bytes < HEADER_BYTES || memcmp(data, "GPTVOCAB", 8) != 0)
         return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
                             name);
@@ -44,6 +44,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     }
     vocabulary->size = (int)tokens;
     vocabulary->end_of_text = end_of_text == UINT32_MAX ? -1 : (int)end_of_text;
+    vocabulary->strips_space = header[3] & VOCABULARY_STRIPS_SPACE;
     vocabulary->offsets = offsets;
     vocabulary->text = offsets + 4 * ((uint64_t)tokens + 1);
     return NULL;
@@ -195,7 +196,9 @@ void vocabulary_print_token(struct terminal_text *text, const struct vocabulary 
         terminal_text_end(text);
         fprintf(text->out, "[%d]", (int)token);
     }
-    for (int i = 0; i < length; i++)
+    const bool strips = vocabulary->strips_space && !text->begun && length > 0 && bytes[0] == ' ';
+    text->begun = true;
+    for (int i = strips; i < length; i++)
         terminal_byte(text, bytes[i]);
 }
 

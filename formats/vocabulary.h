@@ -2,7 +2,7 @@
 //
 // scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards PREFIX_train_000.bin. Little-endian:
 //     8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
-//     u32 zero; u32 offset[n + 1], rising from 0; then the tokens' bytes: token i is bytes offset[i] up to offset[i+1].
+//     u32 flags (1: a text's first space is left out); u32 offset[n + 1], rising from 0; then the tokens' bytes: token i is bytes offset[i] up to offset[i+1].
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t, int32_t
@@ -11,9 +11,12 @@
 
 #include "runtime/machine/error_text.h" // struct error_text
 
+enum { VOCABULARY_STRIPS_SPACE = 1 };
+
 struct vocabulary {
     int size;                     // tokens that have text; 0: none
     int end_of_text;              // the id that ends a document; -1: none
+    bool strips_space;            // a space at the beginning of a text is not of the text: SentencePiece puts it there
     unsigned char *data;          // the file; owned; NULL where it is the caller's
     const unsigned char *offsets; // in data: (size + 1) u32, unaligned
     const unsigned char *text;    // in data
@@ -49,6 +52,7 @@ struct terminal_text {
     FILE *out;
     unsigned char bytes[4];
     int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
+    bool begun;     // a token was printed
 };
 // Prints a token, except the beginning of a character that it leaves unfinished, which `text` keeps for the next token;
 // terminal_text_end follows the last token. A token without text is printed as its id in brackets.

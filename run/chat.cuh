@@ -63,12 +63,14 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
     chat_add_text(text, chat->format.roles[role].after);
 }
 
-// Encodes a text: special tokens in the text are found, and none are put around it. Returns the tokens (*count), which
-// the caller frees. Ends the program where a token is outside the model's vocabulary.
-static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, int64_t *count) {
+// Encodes a text without a template's tokens, by itself or as what goes on after an answer: special tokens in the text
+// are found. Returns the tokens (*count), which the caller frees. Ends the program where a token is outside the model's
+// vocabulary.
+static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, enum encode_as as,
+                            int64_t *count) {
     struct error_text error;
     int32_t *ids;
-    const char *problem = tokenizer_encode(&chat->r->tokenizer, text, bytes, false, &ids, count, &error);
+    const char *problem = tokenizer_encode(&chat->r->tokenizer, text, bytes, as, &ids, count, &error);
     if (problem)
         fail("--chat: %s", problem);
     for (int64_t i = 0; i < *count; i++)
@@ -81,7 +83,7 @@ static int32_t *chat_encode(const struct chat *chat, const char *text, size_t by
 static bool chat_has_special(const struct chat *chat, const char *content) {
     int64_t count;
     bool has = false;
-    int32_t *ids = chat_encode(chat, content, strlen(content), &count);
+    int32_t *ids = chat_encode(chat, content, strlen(content), ENCODE_TEXT, &count);
     for (int64_t i = 0; i < count; i++)
         has = has || tokenizer_is_added(&chat->r->tokenizer, ids[i]);
     free(ids);
@@ -166,7 +168,7 @@ static void chat_say(struct chat *chat, const char *content) {
         int64_t count;
         const bool first = chat->count == 0;
         struct chat_text text = chat_turn(chat, content, first);
-        int32_t *ids = chat_encode(chat, text.bytes, text.length, &count);
+        int32_t *ids = chat_encode(chat, text.bytes, text.length, first ? ENCODE_TEXT : ENCODE_AS_REST, &count);
         const bool fits = count + 1 <= chat->capacity - chat->count;
         if (fits) {
             chat_feed(chat, ids, (int)count);
@@ -214,7 +216,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
         fail("--chat: %s", problem);
     for (int i = 0; i < chat->format.stop_count; i++) {
         int64_t count;
-        int32_t *ids = chat_encode(chat, chat->format.stops[i], strlen(chat->format.stops[i]), &count);
+        int32_t *ids = chat_encode(chat, chat->format.stops[i], strlen(chat->format.stops[i]), ENCODE_TEXT, &count);
         if (count != 1)
             fail("--chat: %s: '%s' of stop is %lld tokens; expected one", path, chat->format.stops[i],
                  (long long)count);

@@ -66,7 +66,7 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
     struct error_text error;
-    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, true, ids, &count, &error);
+    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, ENCODE_IN_TEMPLATE, ids, &count, &error);
     if (problem)
         fail("--generate: %s", problem);
     if (count > INT_MAX / 2)

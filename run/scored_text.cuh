@@ -25,7 +25,8 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     const int V = r->config->model.vocab_size;
     int32_t *ids;
     struct error_text error;
-    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, special, &ids, count, &error);
+    const char *problem =
+        tokenizer_encode(&r->tokenizer, text, bytes, special ? ENCODE_IN_TEMPLATE : ENCODE_TEXT, &ids, count, &error);
     if (problem)
         fail("%s: %s", where, problem);
     for (int64_t i = 0; i < *count; i++)

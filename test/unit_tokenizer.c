@@ -32,7 +32,8 @@ static struct tokenizer open_golden(const char *name) {
 static int64_t encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, bool special, int32_t **ids) {
     struct error_text error;
     int64_t count;
-    const char *problem = tokenizer_encode(tokenizer, text, bytes, special, ids, &count, &error);
+    const char *problem =
+        tokenizer_encode(tokenizer, text, bytes, special ? ENCODE_IN_TEMPLATE : ENCODE_TEXT, ids, &count, &error);
     if (problem)
         fail_msg("%s", problem);
     return count;
@@ -303,7 +304,7 @@ static void test_tiny(void **state) {
     assert_null(tokenizer_decode(&tokenizer, 4, &length)); // no token has this id
     assert_null(tokenizer_decode(&tokenizer, -1, &length));
     assert_null(tokenizer_decode(&tokenizer, 10, &length));
-    problem = tokenizer_encode(&tokenizer, "abc", 3, false, &ids, &count, &error);
+    problem = tokenizer_encode(&tokenizer, "abc", 3, ENCODE_TEXT, &ids, &count, &error);
     assert_non_null(problem);
     assert_non_null(strstr(problem, "no token for the byte 0x63"));
     assert_null(ids);
@@ -340,7 +341,7 @@ static void test_damaged(void **state) {
             int32_t *ids = NULL;
             int64_t count;
             accepted++;
-            if (!tokenizer_encode(&tokenizer, "ab a\xff b<|endoftext|>", 20, true, &ids, &count, &error))
+            if (!tokenizer_encode(&tokenizer, "ab a\xff b<|endoftext|>", 20, ENCODE_IN_TEMPLATE, &ids, &count, &error))
                 for (int64_t i = 0; i < count; i++)
                     assert_true(ids[i] >= 0 && ids[i] < tokenizer.size);
             free(ids);
@@ -526,7 +527,7 @@ static void test_hostile_pattern(void **state) {
     memset(text, 'a', sizeof text);
     unsigned char *data = replaced((const unsigned char *)tiny, &bytes, " ?\\\\p{L}+|\\\\s+", "(?:a|aa)+[bc]");
     assert_null(parse_exactly(data, bytes, &tokenizer, &error));
-    const char *problem = tokenizer_encode(&tokenizer, text, sizeof text, false, &ids, &count, &error);
+    const char *problem = tokenizer_encode(&tokenizer, text, sizeof text, ENCODE_TEXT, &ids, &count, &error);
     assert_non_null(problem);
     assert_non_null(strstr(problem, "takes too long at byte 0 of 5001"));
     tokenizer_free(&tokenizer);

@@ -8,7 +8,7 @@ static void use(const struct tokenizer *tokenizer) {
     struct error_text error;
     int32_t *ids;
     int64_t count;
-    if (!tokenizer_encode(tokenizer, text, sizeof text - 1, true, &ids, &count, &error)) {
+    if (!tokenizer_encode(tokenizer, text, sizeof text - 1, ENCODE_IN_TEMPLATE, &ids, &count, &error)) {
         for (int64_t i = 0; i < count; i++) {
             int length;
             fuzz_require(tokenizer_decode(tokenizer, ids[i], &length) && length >= 1);

@@ -1,0 +1,45 @@
+// Inside the reading of a tokenizer.json: members by name and type. What is not known is refused by name, so that no
+// file is read as what it is not.
+//
+// Functions that return a text return NULL when all is well, else what is wrong, in r->error.
+#pragma once
+#include <jansson.h>   // json_t
+#include <stdbool.h>   // bool
+#include <stdint.h>    // int32_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+#include "formats/tokenizer_tables.h" // struct tokenizer_tables
+
+enum { TOKENIZER_MAX_IDS = 1 << 26 };
+
+struct tokenizer_reader {
+    struct tokenizer *tokenizer;
+    struct tokenizer_tables *tables; // of the tokenizer
+    const char *name;                // the file, for messages
+    struct error_text *error;
+};
+
+__BEGIN_DECLS
+// Refuses an object with other members than `allowed`, a list of names with a space on both sides of each. `where`: the
+// object's name in messages.
+const char *reader_only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
+                                const char *allowed);
+// *value = a flag of the object; unchanged where it is absent or null.
+const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
+                        bool *value);
+// Refuses a flag that has the value `refused`.
+const char *reader_refuse_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
+                               bool refused);
+// Refuses a text that is not empty.
+const char *reader_refuse_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key);
+// Refuses a member that is not the text `expected`.
+const char *reader_expect_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
+                               const char *expected);
+// Returns the "type" of a component; "": it has none.
+const char *reader_type(const json_t *object);
+// Returns the text that refuses a component of this type, with the types that are expected.
+const char *reader_refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
+                               const char *expected);
+// *id = a token's id, within bounds. token: its text, for messages.
+const char *reader_id(struct tokenizer_reader *r, const json_t *number, const char *token, int32_t *id);
+__END_DECLS
