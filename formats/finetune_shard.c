@@ -49,6 +49,7 @@ const char *finetune_shard_parse(struct token_file *file, const unsigned char *d
     file->first_byte = FINETUNE_HEADER_BYTES;
     file->tokens = tokens;
     file->row_tokens = (int)row;
+    tokenizer_digest_of_header(&file->tokenizer, &file->vocabulary, data);
     file->vocabulary = load_u32(data + 40);
     file->loss_byte = loss;
     file->start_byte = loss + bits;

@@ -3,7 +3,8 @@
 //
 //   1024 bytes   256 int32: [0] magic, [1] version, [2] tokens of a row, [3] bytes of a token (2 or 4), [4..5] rows
 //                (uint64), [6..7] learned tokens (uint64), [8..9] documents (uint64), [10] vocabulary, a number above
-//                every token, [16..23] SHA-256 of tokenizer.json (zeros: none); the others are 0
+//                every token, [16..23] SHA-256 of tokenizer.json (zeros: none), [24..31] its digest; the others
+//                are 0
 //   tokens       rows * (tokens of a row) + 1, then zeros up to a multiple of 8 bytes
 //   loss bits    for each token, from the lowest bit of a byte on, whether it counts as a target; padded alike
 //   start bits   for each token, whether it begins a document; padded alike

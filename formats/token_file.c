@@ -85,6 +85,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
     file->type = magic == LLMC_MAGIC_U16 ? TOKEN_U16 : TOKEN_U32;
     file->first_byte = LLMC_HEADER_BYTES;
     file->tokens = load_u32(data + 8);
+    tokenizer_digest_of_header(&file->tokenizer, &file->vocabulary, data);
     const uint64_t expected_bytes = LLMC_HEADER_BYTES + file->tokens * token_type_bytes(file->type);
     if (file_bytes != expected_bytes)
         return error_format(

@@ -1,9 +1,13 @@
 // Files of tokens: llm.c's shards, Megatron-LM's datasets, and shards to finetune on (formats/finetune_shard.h): their
 // layout, and reading a range of tokens.
 //
+// A header of 256 int32 has in its ints 24..31 the digest of the tokenizer that made the file, or zeros, and in int 32
+// a number above every id of this tokenizer, or 0; llm.c reads the first three of its shards only.
+//
 // Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
 // are 64 bits everywhere, since shards may exceed 2 GiB.
 #pragma once
+#include "formats/tokenizer_digest.h"   // struct tokenizer_digest
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // uint64_t, int32_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
@@ -22,7 +26,8 @@ struct token_file {
     uint64_t tokens;
     int row_tokens;                 // tokens of a sample; 0: any number
     uint64_t loss_byte, start_byte; // TOKENS_FINETUNE: where the bits begin
-    uint32_t vocabulary;            // TOKENS_FINETUNE: a number above every token of the tokenizer
+    uint32_t vocabulary;            // a number above every token of the tokenizer; 0: unknown
+    struct tokenizer_digest tokenizer;
     uint64_t *documents; // (num_documents) the token at which each document begins, rising; NULL: not read; owned
     uint64_t num_documents;
     uint64_t digest; // token_file_digest, for its callers; 0: not computed

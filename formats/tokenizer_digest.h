@@ -1,0 +1,42 @@
+// What decides the ids of text, as a hash. The bytes of a tokenizer.json are no identity: Hugging Face's libraries write
+// the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that made them
+// (formats/token_file.h), and a model's folder has the tokenizer.json that it is compared with.
+//
+// `text` is of the model (but for unk_token and fuse_unk), the vocabulary without added tokens, merges as pairs of ids
+// by rank, normalizer and pre_tokenizer. `added` is of the added tokens: id, text and flags, but for `special`. Left out
+// is what changes no id of a training document: the template, the decoder, truncation, padding, and members that say
+// nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
+//
+// Each half is the beginning of SHA-256 of values in a row, little-endian: a text as 's', u32 bytes, the bytes; an
+// integer as 'i', i64; another number as 'd', double; true as 't', false as 'f', null as 'n'; a list as '[', u32 length,
+// its elements; an object as '{', u32 members, and each in the order of the names' bytes as a text and a value. `text`:
+// the model without vocab and merges, normalizer and pre_tokenizer as a list; for each token by id u32 id, u32 bytes,
+// the bytes (of a list of tokens: the list as a value); for each merge u32 left, u32 right (0xffffffff: no token).
+// `added`: for each token by id u32 id, u32 bytes, the bytes, and a byte of flags: 1 single_word, 2 lstrip, 4 rstrip, 8
+// normalized.
+#pragma once
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // uint32_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+#include "runtime/machine/error_text.h" // struct error_text
+
+enum { TOKENIZER_DIGEST_HALF = 16 };
+struct tokenizer_digest {
+    unsigned char text[TOKENIZER_DIGEST_HALF], added[TOKENIZER_DIGEST_HALF]; // `text` all zeros: none is known
+};
+
+__BEGIN_DECLS
+// *digest, *vocabulary = what the 1024 bytes that a shard begins with have of them (formats/token_file.h); zeros and 0
+// where a shard has none.
+void tokenizer_digest_of_header(struct tokenizer_digest *digest, uint32_t *vocabulary, const unsigned char *header);
+// Whether a digest is known.
+bool tokenizer_digest_known(const struct tokenizer_digest *digest);
+// *digest = the digest of the tokenizer.json in `data`, any bytes, of a tokenizer of any kind. name: the file, for messages.
+// Returns NULL, or what is wrong, in `error`.
+const char *tokenizer_digest_parse(struct tokenizer_digest *digest, const unsigned char *data, size_t bytes,
+                                   const char *name, struct error_text *error);
+// *digest = the digest of the tokenizer.json at `path`.
+const char *tokenizer_digest_read(struct tokenizer_digest *digest, const char *path, struct error_text *error);
+__END_DECLS
