@@ -14,7 +14,8 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import chat_template  # noqa: E402: lies beside this file
+import byte_tokenizer  # noqa: E402: lies beside this file
+import chat_template  # noqa: E402
 
 MARKS = {name: f"\ue100{name}\ue101" for name in ("system", "one", "two", "three", "four")}
 FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "config.json"]
@@ -152,7 +153,8 @@ def make(model, name=None):
     prefix, files = read_files(model)
     if not files and not os.path.isfile(prefix + "vocabulary.bin"):
         raise Unfit("holds no model, and is no prefix of what prepare_data.py wrote; name a folder with tokenizer.json or vocabulary.bin")
-    template = chat_template.of_files(files, model, name or (None if "tokenizer.json" in files else "plain"))
+    of_bytes = files.get("tokenizer.json") in (None, byte_tokenizer.files()["tokenizer.json"])
+    template = chat_template.of_files(files, model, name or ("plain" if of_bytes else None))
     form, has_system = derive(template)
     check(form, template, has_system)
     form["stop"] = stop_tokens(form, files)

@@ -10,6 +10,8 @@ import hashlib
 import os
 import struct
 
+import tokenizer_digest
+
 MAGIC, VERSION, HEADER_BYTES = 20261123, 1, 1024
 
 
@@ -76,8 +78,9 @@ def shard_bytes(rows, examples, length, width, padding, vocabulary, tokenizer_js
     if struct.pack("=H", 1) != struct.pack("<H", 1):
         tokens.byteswap()
     header = struct.pack("<4i3Qi", MAGIC, VERSION, length, width, len(rows), sum(loss), sum(map(len, rows)), vocabulary)
-    digest = hashlib.sha256(tokenizer_json).digest() if tokenizer_json else bytes(32)
-    header = header.ljust(64, b"\0") + digest
+    header = header.ljust(64, b"\0")
+    if tokenizer_json:
+        header += hashlib.sha256(tokenizer_json).digest() + tokenizer_digest.header_fields(tokenizer_json, vocabulary)
     return header.ljust(HEADER_BYTES, b"\0") + b"".join(padded(bytes(part)) for part in (tokens.tobytes(), pack_bits(loss), pack_bits(starts)))
 
 

@@ -12,8 +12,8 @@ Hugging Face tokenizer.json needs the `tokenizers` package.
 The script writes PREFIX_train_000.bin ..., PREFIX_val_000.bin ... (llm.c's shards: uint16 where token ids fit,
 otherwise uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. It copies the file of
 --tokenizer as PREFIX_tokenizer.json, and what lies beside it of a tokenizer's and a chat's files as
-PREFIX_tokenizer_config.json and so on, so that a checkpoint can take them along. A run replaces all that an earlier run
-with the same PREFIX wrote. The same input gives the same files on any machine: a document's name decides its place in
+PREFIX_tokenizer_config.json and so on, so that a checkpoint can take them along; bytes have such files, too. A run
+replaces all that an earlier run with the same PREFIX wrote. The same input gives the same files on any machine: a document's name decides its place in
 the order, and its content whether it goes to training or validation. Of documents with the same content one is taken.
 
 With --chat a line of JSONL is an example: messages, prompt and completion, ShareGPT's conversations, or Alpaca's
@@ -35,9 +35,11 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import chat_data  # noqa: E402: lies beside this file
+import byte_tokenizer  # noqa: E402: lies beside this file
+import chat_data  # noqa: E402
 import chat_rows  # noqa: E402
 import chat_template  # noqa: E402
+import tokenizer_digest  # noqa: E402
 
 SHARD_HEADER_INTS = 256
 SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: (magic, version)
@@ -231,9 +233,10 @@ class ByteTokenizer:
 
     end_of_text = BYTE_END_OF_TEXT
     width = 2
+    strips_space = False
 
     def files(self):
-        return {}
+        return byte_tokenizer.files()
 
     def vocabulary(self):
         return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()]
@@ -295,6 +298,7 @@ class HuggingFaceTokenizer:
                 )
         self.end_of_text = self.find_end_of_text(path, end_of_text, chat)
         self.width = 2 if max(self.ids.values()) < 1 << 16 else 4
+        self.strips_space = "Strip" in decoder_types(self.description.get("decoder"))  # that of SentencePiece, before a text
 
     def find_end_of_text(self, path, wanted, chat):
         usual = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"]
@@ -359,13 +363,8 @@ def batches(items, size):
 
 
 def byte_level_alphabet():
-    """Returns {character: byte}, GPT-2's way of writing bytes as printable characters: a printable byte stands for
-    itself; the other bytes are numbered from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
+    """Returns {character: byte}, GPT-2's way of writing bytes as printable characters."""
+    return {character: byte for byte, character in enumerate(byte_tokenizer.alphabet())}
 
 
 def decoder_types(decoder):
@@ -392,11 +391,11 @@ def token_bytes(description, ids):
     return table
 
 
-def pack_vocabulary(table, end_of_text):
+def pack_vocabulary(table, end_of_text, strips_space=False):
     offsets = [0]
     for entry in table:
         offsets.append(offsets[-1] + len(entry))
-    header = struct.pack("<8s4I", VOCABULARY_MAGIC, VOCABULARY_VERSION, len(table), end_of_text, 0)
+    header = struct.pack("<8s4I", VOCABULARY_MAGIC, VOCABULARY_VERSION, len(table), end_of_text, strips_space)
     return header + struct.pack(f"<{len(offsets)}I", *offsets) + b"".join(table)
 
 
@@ -430,8 +429,8 @@ class ShardWriter:
     """Cuts a stream of tokens into shards under temporary names, which publish() replaces: all shards appear, or
     none."""
 
-    def __init__(self, prefix, split, width, shard_tokens):
-        self.prefix, self.split, self.width = prefix, split, width
+    def __init__(self, prefix, split, width, shard_tokens, tokenizer_fields):
+        self.prefix, self.split, self.width, self.tokenizer_fields = prefix, split, width, tokenizer_fields
         self.shard_bytes = shard_tokens * width
         self.header_bytes = SHARD_HEADER_INTS * 4
         self.paths, self.file, self.room = [], None, 0
@@ -493,6 +492,8 @@ class ShardWriter:
         with open(path, "r+b") as file:
             tokens = (os.fstat(file.fileno()).st_size - self.header_bytes) // self.width
             file.write(struct.pack("<3i", *SHARD_KINDS[self.width], tokens))
+            file.seek(tokenizer_digest.HEADER_BYTE)
+            file.write(self.tokenizer_fields)
             file.flush()
             os.fsync(file.fileno())
 
@@ -530,8 +531,9 @@ def publish(writers, prefix, files):
 
 
 def write_shards(documents, tokenizer, options):
+    fields = tokenizer_digest.header_fields(tokenizer.files()["tokenizer.json"], len(tokenizer.vocabulary()))
     writers = {
-        split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens) for split in ("train", "val")
+        split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens, fields) for split in ("train", "val")
     }
     statistics = {"bytes": 0, "copies": 0}
     splits = collections.deque()  # of documents that the tokenizer was given and has not yet encoded
@@ -552,7 +554,7 @@ def write_shards(documents, tokenizer, options):
                     f"none of {sum(w.documents for w in writers.values())} documents fell to {split} with "
                     f"--val-fraction {options.val_fraction}; give more documents or another fraction"
                 )
-        vocabulary = pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text)
+        vocabulary = pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text, tokenizer.strips_space)
         publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
     except BaseException:
         for writer in writers.values():
@@ -755,7 +757,7 @@ def write_chats(writers, table, tokenizer, options):
         for writer in writers.values():
             if writer.examples:
                 writer.write(options.seq_length, tokenizer.width, tokenizer.end_of_text, len(table), tokenizer_json, options.shard_tokens)
-        vocabulary = pack_vocabulary(table, tokenizer.end_of_text)
+        vocabulary = pack_vocabulary(table, tokenizer.end_of_text, tokenizer.strips_space)
         publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
     except BaseException:
         for writer in writers.values():

@@ -1,6 +1,7 @@
 """scripts/prepare_data.py --chat: which tokens a chat becomes and which of these are learned, how examples are packed,
 what the shards hold, what is refused. The templates are this project's, in the forms of ChatML and Llama 3."""
 import contextlib
+import hashlib
 import importlib.util
 import io
 import json
@@ -18,10 +19,12 @@ from environment import ROOT
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 HAS_JINJA = importlib.util.find_spec("jinja2") is not None
+import byte_tokenizer
 import chat_data
 import chat_rows
 import chat_template
 import prepare_data
+import tokenizer_digest
 
 # Like Qwen2.5's: it adds a system turn where the dialogue begins without one.
 CHATML = """{%- if messages[0].role != 'system' -%}
@@ -238,7 +241,9 @@ class Script(unittest.TestCase):
         found = []
         for split in ("train", "val"):
             T, tokens, loss, starts, documents, digest = read_rows(f"{self.folder}/x_{split}_000.bin")
-            self.assertEqual((T, digest), (100, bytes(32)))
+            self.assertEqual((T, digest), (100, hashlib.sha256(byte_tokenizer.files()["tokenizer.json"]).digest()))
+            with open(f"{self.folder}/x_{split}_000.bin", "rb") as file:
+                self.assertEqual(file.read(132)[96:], tokenizer_digest.header_fields(byte_tokenizer.files()["tokenizer.json"], 257))
             begins = [i for i, start in enumerate(starts) if start]
             self.assertTrue(all(starts[i] for i in range(0, len(tokens), T)) and not any(loss[i] for i in begins))
             parts = [range(begin, end) for begin, end in zip(begins, begins[1:])]

@@ -29,7 +29,7 @@ def read_shard(path):
     data = pathlib.Path(path).read_bytes()
     magic, version, count = struct.unpack("<3i", data[:12])
     width, code = {(20240520, 1): (2, "H"), (20240801, 7): (4, "I")}[magic, version]
-    assert len(data) == 1024 + count * width and not any(data[12:1024])
+    assert len(data) == 1024 + count * width and not any(data[12:96] + data[132:1024])
     return list(struct.unpack(f"<{count}{code}", data[1024:]))
 
 
