@@ -3,6 +3,7 @@
 #include "config/config_file.h"      // config_write_json
 #include "run/adapter_targets.cuh"   // adapters_resolve
 #include "run/plan_picture.cuh"      // plan_write_svg
+#include "run/other_tokenizer.h"     // check_tokenizers
 #include "run/plan_report.cuh"       // plan_write_json
 #include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
@@ -338,6 +339,7 @@ static void open_data(struct run *r) {
         fail("out of memory for a batch of %d sequences of %d tokens", c->training.micro_batch_size,
              c->model.seq_length);
     check_same_data(r);
+    check_tokenizers(r);
 }
 
 // Writes, on rank 0, the resolved options to config.json in --out, which exists. Ends the program where it can't.

@@ -1,9 +1,12 @@
 // Data that were made by another tokenizer than the model's. Their token ids are within the model's vocabulary, so that
-// no other check finds the mistake, and the model is trained on, or judged by, noise.
+// no other check finds the mistake, and the model is trained on, or judged by, noise. Where both tokenizers are known
+// the run is refused; where only texts of tokens are, a note says it.
 #pragma once
-#include "run/run.cuh"               // struct run
-#include "runtime/files/file_read.h" // read_whole
-#include "runtime/machine/say.h"     // say
+#include "formats/tokenizer_digest.h" // tokenizer_digest_read
+#include "run/run.cuh"                // struct run
+#include "runtime/files/file_read.h"  // read_whole
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/say.h"      // say, say_warning
 
 // The paths of the files that say which text a token has; "": there is no such file.
 struct token_texts {
@@ -31,6 +34,90 @@ static struct token_texts token_texts_of_model(const char *folder) {
     token_texts_find(texts.vocabulary, folder, "vocabulary.bin");
     return texts;
 }
+
+// ---- tokenizers that are known ----
+
+// A tokenizer by its digest, all zeros where it is not known, and the file that the digest is from: a shard or a
+// tokenizer.json.
+struct known_tokenizer {
+    struct tokenizer_digest digest;
+    char from[PATH_MAX];
+};
+
+// Whether two tokenizers are known and give a text without added tokens other ids.
+static bool gives_other_ids(const struct known_tokenizer *a, const struct known_tokenizer *b) {
+    return tokenizer_digest_known(&a->digest) && tokenizer_digest_known(&b->digest) &&
+           memcmp(a->digest.text, b->digest.text, sizeof a->digest.text) != 0;
+}
+// Returns the first bytes of a digest, for messages.
+static unsigned long long digest_shown(const struct known_tokenizer *known) {
+    unsigned long long shown = 0;
+    for (int i = 0; i < 8; i++)
+        shown = shown << 8 | known->digest.text[i];
+    return shown;
+}
+// Reads a tokenizer.json, unless *known is of the same file. Ends the program where the file is none.
+static void known_tokenizer_read(struct known_tokenizer *known, const char *path) {
+    struct error_text error;
+    if (strcmp(known->from, path) == 0)
+        return;
+    const char *problem = tokenizer_digest_read(&known->digest, path, &error);
+    if (problem)
+        fail("%s", problem);
+    snprintf(known->from, sizeof known->from, "%s", path);
+}
+
+// Ends the program where the loader's shards, NULL for none, were made by other tokenizers than each other or *data,
+// which becomes the tokenizer of the first shard whose tokenizer is known: by the shard's header, else by the
+// tokenizer.json that belongs to it.
+static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
+    struct known_tokenizer shard, beside;
+    char path[PATH_MAX];
+    memset(&beside, 0, sizeof beside);
+    for (int i = 0; loader && i < loader->num_files; i++) {
+        const struct token_file *file = &loader->files[i];
+        shard.digest = file->tokenizer;
+        snprintf(shard.from, sizeof shard.from, "%s", file->path);
+        if (!tokenizer_digest_known(&shard.digest) && tokenizer_find(file->path, path, sizeof path)) {
+            known_tokenizer_read(&beside, path);
+            shard = beside;
+        }
+        if (gives_other_ids(&shard, data))
+            fail("%s: %s is of another tokenizer than %s: the same text has other ids (digests %016llx, %016llx); make "
+                 "all shards by one tokenizer",
+                 loader->option, shard.from, data->from, digest_shown(&shard), digest_shown(data));
+        if (!tokenizer_digest_known(&data->digest))
+            *data = shard;
+    }
+}
+
+// Ends the program, on rank 0, where the opened data were made by more than one tokenizer, or by another one than that
+// in the folder of --init-from or --resume. Warns where only their added tokens differ: users give the spare tokens of
+// a model a meaning.
+static void check_tokenizers(const struct run *r) {
+    const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
+    char path[PATH_MAX];
+    struct known_tokenizer data, model;
+    memset(&data, 0, sizeof data);
+    memset(&model, 0, sizeof model);
+    if (r->config->rank > 0)
+        return;
+    check_shards(r->train, &data);
+    check_shards(r->val, &data);
+    token_texts_find(path, folder, "tokenizer.json");
+    if (!tokenizer_digest_known(&data.digest) || !*folder || !*path)
+        return;
+    known_tokenizer_read(&model, path);
+    if (gives_other_ids(&data, &model))
+        fail("%s is of another tokenizer than %s: the same text has other ids (digests %016llx, %016llx); make the "
+             "shards by the model's, with scripts/prepare_data.py",
+             data.from, path, digest_shown(&data), digest_shown(&model));
+    if (memcmp(data.digest.added, model.digest.added, sizeof data.digest.added) != 0)
+        say_warning("the tokenizers of %s and %s have other added tokens, and give the same ids to text without them",
+                    data.from, path);
+}
+
+// ---- texts of tokens ----
 
 // Whether two files have the same bytes; false where one can't be read.
 static bool has_same_bytes(const char *a, const char *b) {
@@ -84,8 +171,8 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     const bool data_tokenizer = *data.tokenizer && !vocabularies, model_tokenizer = *model.tokenizer && !vocabularies;
     const char *const data_path = data_tokenizer ? data.tokenizer : data.vocabulary;
     const char *const model_path = model_tokenizer ? model.tokenizer : model.vocabulary;
-    if (!*data_path || !*model_path || has_same_bytes(data_path, model_path))
-        return;
+    if (!*data_path || !*model_path || (data_tokenizer && model_tokenizer) || has_same_bytes(data_path, model_path))
+        return; // check_tokenizers has compared two tokenizers
     struct vocabulary of_data = token_texts_open(data_path, data_tokenizer),
                       of_model = token_texts_open(model_path, model_tokenizer);
     const int shared = of_data.size < of_model.size ? of_data.size : of_model.size;
@@ -99,4 +186,36 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
             other, shared, data_path, model_path);
     vocabulary_close(&of_data);
     vocabulary_close(&of_model);
+}
+
+// Returns the number of ids that the tokenizer of the training data has, by their shards, else by the file beside them;
+// 0: unknown.
+static int tokens_of_data(const struct dataloader *train) {
+    uint32_t tokens = 0;
+    for (int i = 0; i < train->num_files; i++) {
+        const uint32_t shard = train->files[i].vocabulary;
+        if (shard == 0 || shard > INT32_MAX)
+            break;
+        tokens = shard > tokens ? shard : tokens;
+        if (i + 1 == train->num_files)
+            return (int)tokens;
+    }
+    const struct token_texts texts = token_texts_of_shard(dataloader_path(train, 0));
+    const bool vocabulary = *texts.vocabulary != 0;
+    if (!vocabulary && !*texts.tokenizer)
+        return 0;
+    struct vocabulary of_data = token_texts_open(vocabulary ? texts.vocabulary : texts.tokenizer, !vocabulary);
+    const int size = of_data.size;
+    vocabulary_close(&of_data);
+    return size;
+}
+// Prints a note on `out`, on rank 0, where the model has at least twice as many tokens as the tokenizer of the training
+// data.
+static void report_unused_vocabulary(const struct run *r, FILE *out) {
+    const int V = r->config->model.vocab_size, tokens = r->train && r->config->rank == 0 ? tokens_of_data(r->train) : 0;
+    if (tokens > 0 && tokens <= V / 2)
+        say(out,
+            "note: the tokenizer of %s has %d tokens, far below the model's vocabulary of %d, whose other rows are "
+            "memory and time for nothing; --vocab-size %d has room for all\n",
+            dataloader_path(r->train, 0), tokens, V, tokens);
 }

@@ -265,6 +265,7 @@ static void report(const struct run *r) {
     fit_note_weak_options(&r->fit, stdout);
     report_unused_options(c);
     report_other_tokenizer(r, stdout);
+    report_unused_vocabulary(r, stdout);
     if (r->train && c->rank == 0)
         report_same_files(r->train, r->val, stdout);
     printf("\n");

@@ -1,0 +1,142 @@
+"""Tokenizers that match or are refused: shards carry the digest of theirs, which the engine and the scripts compute alike,
+and a run is refused on another one than the model's. Bytes have the files of a tokenizer."""
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import struct
+import sys
+import unittest
+
+from environment import ROOT
+from test_cli import SMALL, Case, run, write_shard
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import byte_tokenizer
+import prepare_data
+import tokenizer_digest
+
+GOLDEN = os.path.join(ROOT, "test/golden/tokenizer_%s.json")
+DIGESTS = {  # test/unit_tokenizer_digest.c has them, too
+    "gpt2": "e33ea2b9cc33e07c0b45a7b8e180e7b2953b101b151de9e07e45a3981ed1a34b",
+    "llama3": "b1cee6cf0668d060b037185db42b090cede22df4e9b5b7f81f369f0b5419bd0e",
+    "qwen2": "05cd741c529086fc33d80cf2c9a3b0093298af780e0aa53f97fa515b9ee2ba5d",
+    "llama2": "0b88cec82c86503b0e82945929c75ff5c7e6d5ee65483eb1d292f9a6bb8c43bf",
+}
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Tokenizers(Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with open(cls.path + "/text.txt", "w", encoding="utf-8") as file:
+            file.write("for (int i = 0; i < n; i++) s += x[i]; // ü €\n" * 400)
+        cls.prepare("bytes")
+        cls.model = cls.path + "/model"
+        result = cls.run_on("bytes", "--checkpoint-every", 1)
+        assert result.returncode == 0, result.stderr
+        shutil.move(cls.path + "/out/checkpoints/step_00000001", cls.model)
+
+    @classmethod
+    def prepare(cls, name):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            assert prepare_data.main([cls.path + "/text.txt", "--out", "%s/%s/x" % (cls.path, name), "--val-fraction", "0"]) == 0
+
+    @classmethod
+    def run_on(cls, name, *options):
+        data = "%s/%s/x_train_000.bin" % (cls.path, name)
+        shutil.rmtree(cls.path + "/out", ignore_errors=True)
+        return run(*(SMALL if "--init-from" not in options else SMALL[10:14]), "--train-data", data, "--train-steps", 1, "--out", cls.path + "/out",
+                   "--threads", 1, *options)
+
+    def with_header(self, name, digest, vocabulary):
+        """Copies the shard of bytes to a folder, without the files beside it, with another tokenizer in its header."""
+        os.makedirs("%s/%s" % (self.path, name))
+        shard = bytearray(read(self.path + "/bytes/x_train_000.bin"))
+        shard[96:132] = digest + struct.pack("<I", vocabulary)
+        with open("%s/%s/x_train_000.bin" % (self.path, name), "wb") as file:
+            file.write(shard)
+
+    def test_digests(self):
+        for name, digest in DIGESTS.items():
+            self.assertEqual(tokenizer_digest.of(json.loads(read(GOLDEN % name))).hex(), digest)
+
+    def test_byte_shards_carry_their_tokenizer(self):
+        """It goes to checkpoints, and is what the engine reads of its file."""
+        header = read(self.path + "/bytes/x_train_000.bin")[:1024]
+        files = byte_tokenizer.files()
+        self.assertEqual(header[96:132], tokenizer_digest.header_fields(files["tokenizer.json"], 257))
+        for name, content in files.items():
+            self.assertEqual((read(self.path + "/bytes/x_" + name), read(self.model + "/" + name)), (content, content))
+        result = run("--init-from", self.model, "--generate", "for (ü", "--sample-tokens", 1, "--threads", 1)
+        self.assertEqual((result.returncode, result.stdout[:6]), (0, "for (ü"), result.stderr)
+        result = self.run_on("bytes", "--init-from", self.model)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertNotIn("note: the tokenizer", result.stdout)
+
+    def test_another_tokenizer_is_refused(self):
+        """By the shard's header, or by the file beside it; than the model's, or than other shards'."""
+        other = bytes.fromhex(DIGESTS["gpt2"])
+        model = ["--init-from", self.model]
+        self.with_header("header", other, 257)
+        os.makedirs(self.path + "/beside")
+        write_shard(self.path + "/beside/x_train_000.bin", [1] * 4000)
+        shutil.copy(GOLDEN % "gpt2", self.path + "/beside/x_tokenizer.json")
+        for name, shown in (("header", "header/x_train_000.bin"), ("beside", "beside/x_tokenizer.json")):
+            result = self.run_on(name, *model)
+            self.assertEqual(result.returncode, 2, result.stdout)
+            self.assertIn("%s/%s is of another tokenizer than %s/tokenizer.json" % (self.path, shown, self.model), result.stderr)
+            self.assertIn("digests e33ea2b9cc33e07c, ", result.stderr)
+            self.assertEqual(result.stderr.count("\n"), 1)
+        result = self.run_on("bytes", "--val-data", self.path + "/header/x_train_000.bin")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--val-data: %s/header/x_train_000.bin is of another tokenizer than %s/bytes/x_train_000.bin" % (self.path, self.path), result.stderr)
+
+    def test_other_added_tokens_are_said(self):
+        digest = tokenizer_digest.of(json.loads(byte_tokenizer.files()["tokenizer.json"]))
+        self.with_header("added", digest[:16] + bytes(range(16)), 257)
+        result = self.run_on("added", "--init-from", self.model)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("have other added tokens", result.stderr)
+
+    def test_a_vocabulary_far_below_the_models_is_said(self):
+        note = "note: the tokenizer of %s/%s/x_train_000.bin has 257 tokens, far below the model's vocabulary of %d"
+        for size, said in ((512, 0), (514, 1)):
+            self.assertEqual(self.run_on("bytes", "--vocab-size", size).stdout.count(note % (self.path, "bytes", size)), said)
+        os.makedirs(self.path + "/old", exist_ok=True)
+        self.with_header("older", bytes(32), 0)
+        shutil.copy(self.path + "/bytes/x_vocabulary.bin", self.path + "/older")
+        self.assertIn(note % (self.path, "older", 600), self.run_on("older", "--vocab-size", 600).stdout)
+
+    def test_byte_fallback(self):
+        """A prompt gets the template's beginning and a space, which is not shown at a text's beginning."""
+        model = self.path + "/llama2"
+        os.makedirs(self.path + "/pieces")
+        write_shard(self.path + "/pieces/x_train_000.bin", [*range(2, 700)] * 8)
+        shutil.copy(GOLDEN % "llama2", self.path + "/pieces/x_tokenizer.json")
+        result = self.run_on("pieces", "--vocab-size", 768, "--checkpoint-every", 1)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        shutil.move(self.path + "/out/checkpoints/step_00000001", model)
+        result = run("--init-from", model, "--generate", "the  Ω world", "--sample-tokens", 1, "--threads", 1)
+        self.assertEqual((result.returncode, result.stdout[:16]), (0, "<s> the  Ω world"), result.stderr)
+
+    def test_transformers_opens_the_tokenizer_of_bytes(self):
+        if not importlib.util.find_spec("transformers"):
+            self.skipTest("the package 'transformers' is not installed")
+        from transformers import AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        text = "".join(map(chr, range(300))) + " €😀  \r\n<|endoftext|>é"
+        self.assertEqual(tokenizer.encode(text), prepare_data.ByteTokenizer().encode_with_offsets(text)[0])
+        self.assertEqual((tokenizer.decode(tokenizer.encode(text)), tokenizer.eos_token_id), (text, 256))
+
+
+if __name__ == "__main__":
+    unittest.main()
