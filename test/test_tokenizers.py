@@ -9,6 +9,7 @@ import shutil
 import struct
 import sys
 import unittest
+from unittest import mock
 
 from environment import ROOT
 from test_cli import SMALL, Case, run, write_shard
@@ -18,6 +19,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import byte_tokenizer
 import prepare_data
 import tokenizer_digest
+import train_tokenizer
 
 GOLDEN = os.path.join(ROOT, "test/golden/tokenizer_%s.json")
 DIGESTS = {  # test/unit_tokenizer_digest.c has them, too
@@ -136,6 +138,34 @@ class Tokenizers(Case):
         text = "".join(map(chr, range(300))) + " €😀  \r\n<|endoftext|>é"
         self.assertEqual(tokenizer.encode(text), prepare_data.ByteTokenizer().encode_with_offsets(text)[0])
         self.assertEqual((tokenizer.decode(tokenizer.encode(text)), tokenizer.eos_token_id), (text, 256))
+
+    def train_tokenizer(self, *arguments):
+        """Returns the script's exit status and what it says."""
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            status = train_tokenizer.main([self.path + "/text.txt", *map(str, arguments)])
+        return status, output.getvalue() + errors.getvalue()
+
+    def test_training_a_tokenizer(self):
+        """The engine reads what the script writes."""
+        if not importlib.util.find_spec("tokenizers"):
+            self.skipTest("the package 'tokenizers' is not installed")
+        folder = self.path + "/trained"
+        self.assertEqual(self.train_tokenizer("--vocab-size", 270, "--special", "<|im_end|>", "--out", folder),
+                         (0, "270 tokens in %s/tokenizer.json; train by --vocab-size 270\n" % folder))
+        self.assertEqual(self.train_tokenizer("--out", folder)[0], 2)
+        self.assertIn("expected 257 at least", self.train_tokenizer("--vocab-size", 256, "--out", folder + "2")[1])
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(prepare_data.main([self.path + "/text.txt", "--tokenizer", folder, "--out", self.path + "/t/x", "--val-fraction", "0"]), 0)
+        result = self.run_on("t", "--vocab-size", 270, "--checkpoint-every", 1)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        result = run("--init-from", self.path + "/out/checkpoints/step_00000001", "--generate", "x[i] ü<|im_end|>", "--sample-tokens", 1, "--threads", 1)
+        self.assertTrue(result.stdout.startswith("x[i] ü<|im_end|>"), result.stdout)
+
+    def test_training_without_the_package(self):
+        with mock.patch.dict(sys.modules, {"tokenizers": None}):
+            status, said = self.train_tokenizer("--out", self.path + "/none")
+        self.assertEqual((status, said), (2, "train_tokenizer.py: needs the Python package 'tokenizers': pip install tokenizers\n"))
 
 
 if __name__ == "__main__":
