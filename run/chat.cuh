@@ -195,6 +195,11 @@ static void chat_sizes(struct config *c) {
     c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
+// Whether the model's chats may have a system turn: a form without one has no text around it.
+static bool chat_takes_system(const struct chat *chat) {
+    return *chat->format.roles[CHAT_SYSTEM].before || *chat->format.roles[CHAT_SYSTEM].after;
+}
+
 // Begins an empty chat, when the model, the tokenizer and the vocabulary are open, and opens r's sampler. longest:
 // tokens of an answer. The caller frees chat->system and, by chat_format_free, chat->format. Ends the program where the
 // model has no usable chat_format.json, or --chat-system holds a special token.
@@ -227,6 +232,8 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
         chat->stops[chat->stop_count++] = r->vocabulary.end_of_text;
     if (chat_has_special(chat, c->evaluation.chat_system))
         fail("--chat-system holds a special token of the model, which would end the system turn; leave it out");
+    if (*c->evaluation.chat_system && !chat_takes_system(chat))
+        fail("--chat-system: the model's chats have no system turn (%s); say it in the first turn", path);
     const char *system = *c->evaluation.chat_system ? c->evaluation.chat_system : chat->format.default_system;
     chat->system = system ? text_copy(system) : NULL;
     sampler_open(&r->sampler, r->model);
@@ -253,13 +260,17 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token: then
-// says so. Returns whether the turn is one of these commands.
+// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token or no
+// chat has a system turn: then says so. Returns whether the turn is one of these commands.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
     if (!system && strcmp(turn, "/reset") != 0)
         return false;
+    if (system && !chat_takes_system(chat)) {
+        fprintf(stderr, "[the model's chats have no system turn; say it in the first turn]\n");
+        return true;
+    }
     if (system && chat_has_special(chat, turn)) {
         fprintf(stderr, "[a turn can't hold a special token of the model; the system turn is what it was]\n");
         return true;

@@ -48,7 +48,8 @@ def without_end(text, end, what):
 
 
 def derive(template):
-    """Returns the form, without `stop`, and whether the template takes a system turn."""
+    """Returns the form, without `stop`, whether the template takes a system turn, and a space that it puts before an
+    answer, as Llama 2's does, which the model then writes itself."""
     def render(messages, ask=False):
         return template.render(messages, add_generation_prompt=ask)[0]
 
@@ -59,7 +60,8 @@ def derive(template):
         raise Unfit(f"its generation prompt {asks!r} does not begin with what ends a user's turn, {user_after!r}")
     assistant_before = asks[len(user_after) :]
     _, between, assistant_after = cut(render(turns(one, two)), one, two)
-    if between != user_after + assistant_before:
+    space = " " if between == user_after + assistant_before + " " else ""
+    if between != user_after + assistant_before + space:
         raise Unfit(f"an answer begins with {between!r}, but its generation prompt is {asks!r}")
     _, _, next_turn, _, _ = cut(render(turns(one, two, three, four)), one, two, three, four)
     if not next_turn.startswith(assistant_after):
@@ -71,6 +73,8 @@ def derive(template):
     except (Unfit, chat_template.TemplateError):
         head = None
     begin, system, default = rest, {"before": "", "after": ""}, None
+    if head is not None and head.startswith(start) and not system_and_user.endswith(user_before):
+        head = None  # Llama 2's system text lies within the user's turn, which no form has
     if head is not None:
         after = without_end(system_and_user, user_before, "the system turn")
         if head.startswith(rest):  # where no system turn is given, none is rendered
@@ -87,29 +91,29 @@ def derive(template):
             "roles": {"system": system, "user": {"before": user_before, "after": user_after},
                       "assistant": {"before": assistant_before, "after": assistant_after}},
             "default_system": default, "trim": trim}  # fmt: skip
-    return form, head is not None
+    return form, head is not None, space
 
 
-def compose(form, messages, ask=False):
-    """Returns a chat's text by the form; ask: with the generation prompt behind it."""
+def compose(form, messages, ask=False, space=""):
+    """Returns a chat's text by the form; ask: with the generation prompt after it; space: before an answer."""
     system = [m for m in messages if m["role"] == "system"]
     if not system and form["default_system"] is not None:
         messages = [{"role": "system", "content": form["default_system"]}, *messages]
     text = form["begin"]
     for message in messages:
         role = form["roles"][message["role"]]
-        text += role["before"] + (message["content"].strip() if form["trim"] else message["content"]) + role["after"]
+        text += role["before"] + (space if message["role"] == "assistant" else "") + (message["content"].strip() if form["trim"] else message["content"]) + role["after"]
     return text + (form["roles"]["assistant"]["before"] if ask else "")
 
 
-def check(form, template, has_system):
+def check(form, template, has_system, space):
     """Raises Unfit where the form makes another text of a dialogue than the template."""
     texts = ["Hello", " a line\nand another ", "ünï 😀", "", "{{ 1 }} <b> & \\n", "five"]
     for system in [None] + (["Be brief.", " with spaces \n"] if has_system else []):
         for count in range(1, len(texts) + 1):
             messages, ask = turns(*texts[:count], system=system), count % 2 == 1
             expected = template.render(messages, add_generation_prompt=ask)[0]
-            made = compose(form, messages, ask)
+            made = compose(form, messages, ask, space)
             if made != expected:
                 at = next((i for i, (a, b) in enumerate(zip(made, expected)) if a != b), min(len(made), len(expected)))
                 raise Unfit(f"of {count} turns it makes {expected[max(0, at - 20) : at + 30]!r}, texts around turns {made[max(0, at - 20) : at + 30]!r}")
@@ -155,8 +159,8 @@ def make(model, name=None):
         raise Unfit("holds no model, and is no prefix of what prepare_data.py wrote; name a folder with tokenizer.json or vocabulary.bin")
     of_bytes = files.get("tokenizer.json") in (None, byte_tokenizer.files()["tokenizer.json"])
     template = chat_template.of_files(files, model, name or ("plain" if of_bytes else None))
-    form, has_system = derive(template)
-    check(form, template, has_system)
+    form, has_system, space = derive(template)
+    check(form, template, has_system, space)
     form["stop"] = stop_tokens(form, files)
     path = prefix + "chat_format.json"
     temporary = f"{path}.{os.getpid()}.tmp"

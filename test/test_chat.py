@@ -29,6 +29,15 @@ PLAIN = {"version": 1, "begin": "", "roles": {"system": {"before": "", "after": 
          "assistant": {"before": "Assistant:\n", "after": "<|endoftext|>\n"}}, "default_system": None, "trim": False,
          "stop": ["<|endoftext|>"]}  # fmt: skip
 
+# Like Llama 2's: a space before an answer, which the model writes, and the system's text within the user's turn.
+SPACED = """{%- for m in messages -%}
+{%- if m.role == 'system' -%}
+{%- elif m.role == 'user' -%}
+{%- set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' if loop.index0 == 1 and messages[0].role == 'system' else '' -%}
+{{ bos_token + '[INST] ' + (system + m.content).strip() + ' [/INST]' }}
+{%- else -%}{{ ' ' + m.content.strip() + ' ' + eos_token }}{%- endif -%}
+{%- endfor -%}"""
+
 
 class Chat(Case):
     @classmethod
@@ -133,6 +142,8 @@ class Chat(Case):
                             ({**PLAIN, "roles": {}}, "system"), ({**PLAIN, "begin": 3}, "begin")):
             self.write_format(form)
             self.assertIn(words, self.chat("", expect=2))
+        self.write_format({**PLAIN, "roles": {**PLAIN["roles"], "system": {"before": "", "after": ""}}})
+        self.assertIn("--chat-system: the model's chats have no system turn", self.chat("", "--chat-system", "S", expect=2))
         self.write_format(PLAIN)
         self.assertIn("several runs", run("--chat", "--eval-only", "--init-from", self.model, "--val-data", "x").stderr)
         self.assertIn("needs --chat", run("--chat-system", "x", "--train-data", self.path + "/chat.bin").stderr)
@@ -147,8 +158,8 @@ class Chat(Case):
 class Format(Case):
     def form(self, template, **tokens):
         made = chat_template.ChatTemplate(template, tokens, "x")
-        form, has_system = chat_format.derive(made)
-        chat_format.check(form, made, has_system)
+        form, has_system, space = chat_format.derive(made)
+        chat_format.check(form, made, has_system, space)
         return form
 
     def test_forms(self):
@@ -158,6 +169,9 @@ class Format(Case):
         form = self.form(LLAMA, bos_token="<|bos|>")
         self.assertEqual((form["begin"], form["default_system"], form["trim"]), ("<|bos|>", None, True))
         self.assertEqual(form["roles"]["user"], {"before": "<|start|>user<|stop|>\n\n", "after": "<|eot|>"})
+        form = self.form(SPACED, bos_token="<s>", eos_token="</s>")
+        self.assertEqual(form["roles"], {"system": {"before": "", "after": ""}, "user": {"before": "<s>[INST] ", "after": " [/INST]"},
+                                         "assistant": {"before": "", "after": " </s>"}})
         plain = self.form(chat_template.BUILTIN["plain"], eos_token="<|endoftext|>")
         self.assertEqual({**plain, "stop": ["<|endoftext|>"]}, PLAIN)
 
