@@ -97,6 +97,7 @@ static int run_training(struct run *r) {
     log_open(&r->log, c->data.out, c->training.train_steps, c->data.log_every, r->first_step, c->rank == 0,
              launch_is_by_mpirun());
     write_config(c);
+    write_plan_page(r);
     open_saver(r);
     self_check_save(r);
     r->device_watch = watch_device(&r->dev);

@@ -234,7 +234,8 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START | OPTION_USUAL),
     ROW(STRING, memory, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life",
         CONFIG_THIS_START),
-    ROW(STRING, memory, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases",
+    ROW(STRING, memory, plan_picture, "", "FILE", 0, 0,
+        "Draw the plan, addresses against phases: as SVG, or as a page to hover and zoom where FILE ends with .html",
         CONFIG_THIS_START),
     ROW(INT, memory, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
         "Tokens of a chunk of the MLP, in layers that recompute it, where its activations are the peak: its weights' "

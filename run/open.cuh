@@ -2,8 +2,8 @@
 #pragma once
 #include "config/config_file.h"      // config_write_json
 #include "run/adapter_targets.cuh"   // adapters_resolve
-#include "run/plan_picture.cuh"      // plan_write_svg
 #include "run/other_tokenizer.h"     // check_tokenizers
+#include "run/plan_page.cuh"         // plan_write_picture, plan_write_page
 #include "run/plan_report.cuh"       // plan_write_json
 #include "run/planned_gpu.cuh"       // planned_capability
 #include "run/ranks.cuh"             // threads_to_take, check_same_data
@@ -213,7 +213,7 @@ static void write_plan(struct run *r) {
     if (*r->config->memory.plan_json)
         plan_write_json(&r->model->timeline.plan, r->config->memory.plan_json);
     if (*r->config->memory.plan_picture)
-        plan_write_svg(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
+        plan_write_picture(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
 // Chooses what the options leave to the run, by free memory, and plans the model as r->model. Every rank calls this.
 static void choose_plan(struct run *r) {
@@ -350,6 +350,27 @@ static void write_config(const struct config *c) {
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", c->data.out) >= sizeof path)
         fail("--out %s: the name is too long", c->data.out);
     config_write_json(c, path);
+}
+
+// Writes, on rank 0, the plan's page as plan.html into --out, which exists, for scripts/report.py. A failure is a
+// warning: the run does not need it.
+static void write_plan_page(struct run *r) {
+    char path[PATH_MAX];
+    size_t budget[MEMORY_COUNT];
+    if (r->config->rank > 0 ||
+        (size_t)snprintf(path, sizeof path, "%s/plan.html", r->config->data.out) >= sizeof path || is_pipe(path))
+        return;
+    FILE *const file = fopen(path, "w");
+    bool written = file != NULL;
+    if (file) {
+        budgets_of(r, false, budget);
+        plan_write_page(file, &r->model->timeline.plan, budget);
+        written = !ferror(file);
+        written = fclose(file) == 0 && written;
+    }
+    if (!written)
+        say_warning("%s: cannot be written: %s; the run goes on without a picture of its memory", path,
+                    strerror(errno));
 }
 
 // Sets r->peak_flops, for utilization: the data sheet's where the GPU is a known one, else what a large matmul reaches,

@@ -1,19 +1,17 @@
 // The picture of a memory plan (--plan-picture): on the left a bar of each memory, its arenas to scale, with a line at
 // its budget; on the right the activations arena, addresses upwards and phases to the right. plan_place must have
-// placed it.
+// placed it. run/plan_page.cuh writes it into files.
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "model/timeline.cuh"  // enum phase_group
 #include "run/plan_report.cuh" // plan_live_bytes, plan_offloads
-#include "run/report_file.h"   // report_file_open
 #include "runtime/text/log.h"  // log_bytes
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
 #include <string.h>            // strcmp, strlen
 
-// Draws the placed plan as SVG into the file at `path`. budget[memory]: bytes that the plan may take of it; SIZE_MAX:
-// not known, and no line. Ends the program where the file cannot be written.
-static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path);
+// Draws the placed plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line.
+static void plan_draw(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -349,10 +347,9 @@ static void plan_svg_title(const struct plan_picture *picture) {
     fputs("</text>\n", picture->file);
 }
 
-static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path) {
-    struct report_file out = report_file_open("--plan-picture", path);
-    const struct plan_picture picture = {out.file, plan, 1500, 860, 260, 310, 70, 90};
-    fprintf(out.file,
+static void plan_draw(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]) {
+    const struct plan_picture picture = {file, plan, 1500, 860, 260, 310, 70, 90};
+    fprintf(file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
             "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
             picture.width, picture.height, picture.width, picture.height);
@@ -360,19 +357,18 @@ static void plan_write_svg(const struct plan *plan, const size_t budget[MEMORY_C
     plan_svg_bars(&picture, budget);
     plan_svg_phase_axis(&picture);
     plan_svg_address_axis(&picture);
-    fputs("<g class=\"buffers\" stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
+    fputs("<g class=\"buffers\" stroke=\"#fff\" stroke-width=\"0.25\">\n", file);
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];
         if (buffer->arena == ARENA_ACTIVATIONS && plan_is_packed(buffer))
             plan_svg_buffer(&picture, buffer);
     }
-    fputs("</g>\n", out.file);
+    fputs("</g>\n", file);
     plan_svg_live(&picture);
     plan_svg_legend(&picture);
     fprintf(
-        out.file,
+        file,
         "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of the step, by layer; upwards: "
         "addresses in the activations arena</text>\n</svg>\n",
         (picture.width + picture.left - picture.right) / 2, picture.height - 14);
-    report_file_close(&out);
 }

@@ -519,7 +519,7 @@ class Ranks(Case):
             length = struct.unpack_from("iIII", events)[3]
             names.append(events[16:16 + length].rstrip(b"\0").decode())
             events = events[16 + length:]
-        self.assertEqual(sorted(names), [".lock", "checkpoints", "config.json", "log.jsonl"])
+        self.assertEqual(sorted(names), [".lock", "checkpoints", "config.json", "log.jsonl", "plan.html"])
 
     def test_killed_ranks(self):
         """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same

@@ -1,6 +1,6 @@
 // What a user sees of a memory plan: the printed rows add up to the peak; JSON and picture have every buffer; a file
 // that can't be written is an error that leaves the old file.
-#include "run/plan_picture.cuh"        // under test
+#include "run/plan_page.cuh"           // under test
 #include "run/plan_report.cuh"         // under test
 #include "test/fails.h"                // assert_fails
 #include "test/json_read.h"            // json_is_valid, json_member, read_text
@@ -210,7 +210,7 @@ static void the_picture_holds_every_buffer(void **state) {
     example_plan(&plan);
     char path[256];
     in_folder(path, sizeof path, "plan.svg");
-    plan_write_svg(&plan, budget, path);
+    plan_write_picture(&plan, budget, path);
     char *text = read_text(path);
     assert_non_null(text);
     int drawn = 0;
@@ -229,7 +229,7 @@ static void the_picture_holds_every_buffer(void **state) {
     plan_free(&plan);
     plan_begin(&plan);
     plan_place(&plan);
-    plan_write_svg(&plan, no_budget, path); // of an empty plan
+    plan_write_picture(&plan, no_budget, path); // of an empty plan
     text = read_text(path);
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     free(text);
@@ -245,7 +245,7 @@ static void write_json_to(void *path) {
 static void write_svg_to(void *path) {
     struct plan plan;
     example_plan(&plan);
-    plan_write_svg(&plan, no_budget, (const char *)path);
+    plan_write_picture(&plan, no_budget, (const char *)path);
 }
 // Writes JSON on a full disk: no file may grow beyond 100 bytes. The old file must stay.
 static void write_json_on_a_full_disk(void *path) {
