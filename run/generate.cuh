@@ -19,7 +19,26 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
-// Generates and prints the samples of a training run, after `step` steps; prints nothing where a signal stops a single
+// Writes each sample of generate_samples, as it is printed, as a member of the open object; log_object calls this.
+// context: a struct run.
+static void log_samples(struct json *json, const void *context) {
+    const struct run *r = (const struct run *)context;
+    const int n = r->config->evaluation.sample_tokens + 1;
+    for (int i = 0; i < r->config->evaluation.sample_count; i++) {
+        char *text = NULL, number[16];
+        size_t bytes = 0;
+        FILE *const out = open_memstream(&text, &bytes);
+        if (!out)
+            fail("out of memory for a sample");
+        vocabulary_print(out, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
+        fclose(out);
+        snprintf(number, sizeof number, "%d", i + 1);
+        json_str(json, number, text);
+        free(text);
+    }
+}
+
+// Generates, prints and logs the samples of a training run, after `step` steps; prints nothing where a signal stops a single
 // rank meanwhile. open_samples was called, and no later update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
@@ -37,6 +56,7 @@ static void generate_samples(struct run *r, int step) {
         putchar('\n');
         log_event(&r->log, "---");
     }
+    log_object(&r->log, step, "samples", log_samples, r);
 }
 
 // ---- --generate ----

@@ -38,7 +38,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT + "/test")
 import environment # noqa: F401, E402: the same variables, limits and signals as in tests
 
-MEASURED = {"step_ms", "tokens_per_second", "mfu", "mfu_palm", "peak_bytes", "comm_ms", "comm_exposed_ms"} # members of log.jsonl
+MEASURED = {"time", "step_ms", "tokens_per_second", "mfu", "mfu_palm", "peak_bytes", "comm_ms", "comm_exposed_ms"} # members of log.jsonl
 NOISE = [(re.compile(pattern, re.M), text) for pattern, text in [
     (r"  [\d.]+ tok/s.*$", "  RATE"),                    # the end of a progress line
     (r"  ETA .*$", "  RATE"),

@@ -749,9 +749,11 @@ class Runs(Case):
 
     def test_training_learns_and_logs(self):
         result, log = self.train("learns", "--train-steps", 120, "--val-every", 60, "--sample-every", 120, "--sample-tokens", 32)
+        self.assertEqual([entry["samples"]["1"].strip() in result.stdout for entry in log if "samples" in entry], [True])
+        log = [entry for entry in log if "samples" not in entry]
         self.assertEqual([entry["step"] for entry in log], list(range(1, 121)))
         for entry in log:
-            self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "mfu_palm",
+            self.assertEqual({"step", "time", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "mfu_palm",
                               "peak_bytes"}, set(entry) - {"val_loss"})
             # The peak is one number, which no step changes. It is a matmul's in little memory, which a step may exceed.
             self.assertAlmostEqual(entry["mfu"] * log[0]["tokens_per_second"] / (log[0]["mfu"] * entry["tokens_per_second"]), 1, 2)

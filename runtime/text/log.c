@@ -192,12 +192,26 @@ static void log_write_fp8(struct json *json, const struct log_step *s) {
     json_object_end(json);
 }
 
+// Writes the time of day as a member, in UTC: "time": "2026-11-28T11:48:54.123Z".
+static void log_write_time(struct json *json) {
+    char text[64], milliseconds[LOG_NUMBER];
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(milliseconds, sizeof milliseconds, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    text_add(text, sizeof text, "%s", milliseconds);
+    json_str(json, "time", text);
+}
+
 // Begins a line of log.jsonl about a step, of a log that has such a file; log_line_end appends it.
 static struct json log_line_begin(struct log *log, int64_t step) {
     struct json json = json_writer(log->line, false);
     rewind(log->line);
     json_object_begin(&json, NULL);
     json_int(&json, "step", step);
+    log_write_time(&json);
     return json;
 }
 // Ends the line's object and appends the line to log.jsonl.
