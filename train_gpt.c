@@ -96,6 +96,7 @@ static int run_training(struct run *r) {
     out_lock_new(r->own);
     log_open(&r->log, c->data.out, c->training.train_steps, c->data.log_every, r->first_step, c->rank == 0,
              launch_is_by_mpirun());
+    log_open_events(&r->log, c->trackers.tensorboard_dir, r->first_step);
     write_config(c);
     write_plan_page(r);
     open_saver(r);

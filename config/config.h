@@ -32,6 +32,7 @@ struct config {
     struct evaluation_options evaluation;
     struct checkpoint_options checkpoints;
     struct data_options data;
+    struct tracker_options trackers;
     struct device_options device;
     struct process_options processes;
 
@@ -430,6 +431,20 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START | OPTION_USUAL),
     ROW(INT, data, log_every, "10", "N", 1, INFINITY,
         "Steps between progress lines in a pipe or file, or under mpirun, and between FP8's shares in log.jsonl"),
+
+    GROUP(trackers, "trackers",
+          "Trackers (all but TensorBoard's by scripts/follow.py, which reads log.jsonl beside the run)"),
+    ROW(STRING, trackers, tensorboard_dir, "", "DIR", 0, 0,
+        "Write what log.jsonl has as an event file for TensorBoard too; a folder for each run"),
+    ROW(STRING, trackers, wandb_project, "", "NAME", 0, 0,
+        "Send the run to this project of Weights & Biases, by the Python package wandb"),
+    ROW(STRING, trackers, wandb_name, "", "NAME", 0, 0, "The run's name there; none: the folder of --out"),
+    ROW(STRING, trackers, mlflow_tracking_uri, "", "URL", 0, 0,
+        "Send the run to this MLflow server, as http://127.0.0.1:5000"),
+    ROW(STRING, trackers, mlflow_experiment, "", "NAME", 0, 0, "The run's experiment there; none: train_gpt"),
+    ROW(INT, trackers, metrics_port, "0", "PORT", 0, 65536,
+        "Answer Prometheus on this port, GET /metrics, with the latest numbers; any host may ask; 0: not",
+        CONFIG_THIS_START),
 
     GROUP(device, "device", "Device"),
     ROW(ENUM, device, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",

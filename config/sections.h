@@ -140,6 +140,12 @@ struct data_options {
     int log_every;
 };
 
+// Where a run's numbers go beside log.jsonl.
+struct tracker_options {
+    const char *tensorboard_dir, *wandb_project, *wandb_name, *mlflow_tracking_uri, *mlflow_experiment;
+    int metrics_port; // 0: none
+};
+
 struct device_options {
     enum config_device device;
     enum config_precision precision;

@@ -76,7 +76,7 @@ static void out_lock(struct config *config) {
 static void out_lock_new(struct config *config) {
     const bool first = config->rank == 0 && config->out_lock < 0;
     if (first)
-        log_make_folder(config->data.out);
+        log_make_folder("out", config->data.out);
     out_lock(config);
     if (first && !*config->checkpoint)
         start_check_new(config);

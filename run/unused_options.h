@@ -36,6 +36,8 @@ static void report_unused_options(const struct config *c) {
          samples ? "a --temperature above 0" : sampling},
         {CONFIG_ROW(evaluation.top_p), samples && c->evaluation.temperature > 0,
          samples ? "a --temperature above 0" : sampling},
+        {CONFIG_ROW(trackers.wandb_name), *c->trackers.wandb_project != '\0', "--wandb-project"},
+        {CONFIG_ROW(trackers.mlflow_experiment), *c->trackers.mlflow_tracking_uri != '\0', "--mlflow-tracking-uri"},
         {CONFIG_ROW(processes.zero_stage), c->ranks > 1, several},
         {CONFIG_ROW(processes.grad_reduce_in_bf16), c->ranks > 1, several},
         {CONFIG_ROW(processes.check_replicas), c->ranks > 1, several},

@@ -49,7 +49,7 @@ READ_LINES = 4500            # what README lists for a person who changes a mode
 CORE = ["gpt.cuh", "block.cuh", "model/linear.cuh", "model/state.cuh", "optimizer/optimizer.cuh", "zero/units.cuh"]
 CORE_LINES = 2000            # an option lies in a file of its own, which these call
 GPT_FIELDS = 30              # of struct gpt, which must be readable at once
-RUNTIME_HEADER_LINES = 1442  # of all headers of runtime/ together
+RUNTIME_HEADER_LINES = 1467  # of all headers of runtime/ together
 
 NOT_OURS = {"build", "test", "docs", "scripts"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
@@ -278,8 +278,9 @@ class Faults(unittest.TestCase):
         self.assertEqual(lengths("gpt.cuh", 700) + lengths("config/config.h", 700) + lengths("formats/unicode_tables.h", 9000), [])
         for path, lines in (("gpt.cuh", 701), ("config/config.h", 701), ("kernels/attention_sm70.cu", 701), ("runtime/machine/error.c", 701)):
             self.assertEqual(len(lengths(path, lines)), 1, path)
-        fourteen = {"runtime/net/%d.h" % i: "\n" * (RUNTIME_HEADER_LINES // 14) for i in range(14)}
-        self.assertEqual(list(too_long({**self.TREE, **fourteen})), ["the headers of runtime/ have 1443 lines, more than 1442"])
+        headers = {"runtime/net/%d.h" % i: "\n" * n for i, n in enumerate((600, 600, RUNTIME_HEADER_LINES - 1200))}  # one line is in TREE
+        self.assertEqual(list(too_long({**self.TREE, **headers})),
+                         ["the headers of runtime/ have %d lines, more than %d" % (RUNTIME_HEADER_LINES + 1, RUNTIME_HEADER_LINES)])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/say.h"      // say, say_list, say_warning
 #include "runtime/machine/text_add.h" // text_add
+#include "runtime/text/event_file.h"  // event_file_open, event_file_add
 #include "runtime/text/json.h"        // json_writer
 #include <errno.h>                    // errno
 #include <fcntl.h>                    // open
@@ -58,10 +59,10 @@ const char *log_count(char text[LOG_NUMBER], int64_t n) {
 
 // ---- log.jsonl ----
 
-void log_make_folder(const char *path) {
+void log_make_folder(const char *option, const char *path) {
     char part[PATH_MAX];
     if (!*path || strlen(path) >= sizeof part)
-        fail("--out: a folder's name must have 1 to %d bytes", (int)sizeof part - 1);
+        fail("--%s: a folder's name must have 1 to %d bytes", option, (int)sizeof part - 1);
     for (size_t i = 1; i <= strlen(path); i++) {
         if (path[i] && path[i] != '/')
             continue;
@@ -69,7 +70,7 @@ void log_make_folder(const char *path) {
         struct stat status;
         if (mkdir(part, 0777) == 0 || (errno == EEXIST && stat(part, &status) == 0 && S_ISDIR(status.st_mode)))
             continue;
-        fail("--out %s: the folder %s cannot be made: %s; name another folder", path, part,
+        fail("--%s %s: the folder %s cannot be made: %s; name another folder", option, path, part,
              errno == EEXIST ? "a file of that name exists" : strerror(errno));
     }
 }
@@ -119,7 +120,7 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->timed_from = -1;
     if (!has_file)
         return;
-    log_make_folder(folder);
+    log_make_folder("out", folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
     if (is_pipe(log->path))
@@ -137,6 +138,13 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
         fail("out of memory");
     const char *const kind = getenv("TERM");
     log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
+}
+
+void log_open_events(struct log *log, const char *folder, int64_t first_step) {
+    if (!*folder || !log->line)
+        return;
+    log_make_folder("tensorboard-dir", folder);
+    log->events = event_file_open(folder, first_step);
 }
 
 // Reports a failure once, and cuts an incomplete line off, so that the file parses. Later lines are still tried: the
@@ -214,11 +222,13 @@ static struct json log_line_begin(struct log *log, int64_t step) {
     log_write_time(&json);
     return json;
 }
-// Ends the line's object and appends the line to log.jsonl.
+// Ends the line's object and appends the line to log.jsonl, and to the event file where there is one.
 static void log_line_end(struct log *log, struct json *json) {
     json_object_end(json);
     fflush(log->line);
     log_append(log, log->line_text, log->line_bytes);
+    if (log->events)
+        event_file_add(log->events, log->line_text, log->line_bytes);
 }
 
 // Writes a step's object into log.jsonl, if the log has that file.
@@ -364,6 +374,8 @@ void log_event(struct log *log, const char *format, ...) {
 // Ends the progress line, closes log.jsonl and frees what the log owns.
 void log_close(struct log *log) {
     log_end_line(log);
+    event_file_close(log->events);
+    log->events = NULL;
     if (!log->line)
         return;
     if (close(log->file) != 0) // some file systems report a failed write here

@@ -51,8 +51,9 @@ struct log { // used only by log.c
     FILE *line;         // memory stream, in which a line is built
     char *line_text;
     size_t line_bytes;
-    bool terminal; // the progress line is drawn in place
-    bool drawn;    // a progress line without its newline is on the screen
+    struct event_file *events; // of --tensorboard-dir; NULL: none
+    bool terminal;             // the progress line is drawn in place
+    bool drawn;                // a progress line without its newline is on the screen
     int every;
     int64_t total_steps;
     int64_t timed_from;  // the step after which the clock of the ETA started; -1: not yet
@@ -69,13 +70,15 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Creates a folder, and the folders above it that are missing; ends the program, naming --out, where it can't.
-void log_make_folder(const char *path);
+// Creates a folder, and the folders above it that are missing; ends the program, naming the option, where it can't.
+void log_make_folder(const char *option, const char *path);
 // Opens FOLDER/log.jsonl, making the folder. Objects of steps after first_step are removed from an existing file; 0
 // begins a new one and renames the former to log.jsonl.old. Of several ranks only the first has_file. every: steps
 // between progress lines that are not drawn in place; plain: none is. What can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
+// Begins an event file in a folder, "": none, which gets what log.jsonl gets from then on, where the log has that file.
+void log_open_events(struct log *log, const char *folder, int64_t first_step);
 // Logs a finished step: its object in log.jsonl, its progress line.
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
