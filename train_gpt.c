@@ -99,6 +99,7 @@ static int run_training(struct run *r) {
     log_open_events(&r->log, c->trackers.tensorboard_dir, r->first_step);
     write_config(c);
     write_plan_page(r);
+    follower_start(&r->follower, c, r->first_step == 0);
     open_saver(r);
     self_check_save(r);
     r->device_watch = watch_device(&r->dev);
@@ -120,6 +121,7 @@ static int run_training(struct run *r) {
     finish_save(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends
     log_close(&r->log);
+    follower_end(&r->follower);
     return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
 #include "dataloader.h"               // struct dataloader
 #include "run/attention_choice.cuh"   // struct attention_choice
 #include "run/fit_auto.cuh"           // struct fit, struct fit_chosen
+#include "run/follower.h"             // struct follower
 #include "run/model.cuh"              // struct gpt
 #include "run/sample.cuh"             // struct sampler
 #include "run/save.cuh"               // struct saver
@@ -38,6 +39,7 @@ struct run {
     struct eval_tasks *tasks;   // of --eval-tasks; NULL: none
     struct schedule schedule;
     struct log log;
+    struct follower follower;       // of trackers
     struct long_wait *device_watch; // of what enqueues work and of the waits for a step's results; NULL: none
     int32_t *inputs, *targets;      // (micro batch, T), the current micro-batch
     int32_t *document_starts; // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
