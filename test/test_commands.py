@@ -19,10 +19,13 @@ PAGES = [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "CONTRIBUTING.md"),
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_]*(?:-[a-z0-9_]+)*")
 # Options of other programs, and of examples, that the pages name.
 OTHERS = {"--allow-run-as-root",  # Open MPI's
+          "--logdir",  # TensorBoard's
           "--enable-lora", "--lora-modules", "--max-lora-rank",  # vLLM's
           "--fp8-param-gather", "--muon-no-split-qkv",  # Megatron-LM's
           "--most-layers"}  # docs/extending.md adds it
-OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit"}  # mpirun's and docker's
+OTHERS_IN_MESSAGES = {"--bind-to", "--map-by", "--ulimit",  # mpirun's and docker's
+                      "--new", "--with-run",  # scripts/follow.py's
+                      "--paper", "--ink", "--band", "--line", "--bad"}  # colors of run/plan_page.cuh's style
 # Options that --plan can't answer: files that a model, a checkpoint or a text is read from.
 NEEDS_FILES = re.compile(r"--(config|init-from|resume|lora-adapter|lora-merge|generate|chat|eval-only|perplexity)\b")
 
