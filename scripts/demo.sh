@@ -29,7 +29,8 @@ echo "== training"
 rm -rf "$out/checkpoints" # of an earlier demo
 run --checkpoint-every 1200 "$@"
 python3 scripts/plot_loss.py "$out/log.jsonl" --out "$out/loss.svg"
+python3 scripts/report.py "$out"
 echo
 for model in "$out"/checkpoints/step_*; do :; done # the newest
-echo "model: $model   log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"
+echo "model: $model   log: $out/log.jsonl   to look at: $out/report.html (curves, memory, samples)"
 echo "try: build/train_gpt --init-from $model --generate '#include'"
