@@ -435,7 +435,7 @@ static const struct option_row config_rows[] = {
     GROUP(trackers, "trackers",
           "Trackers (all but TensorBoard's by scripts/follow.py, which reads log.jsonl beside the run)"),
     ROW(STRING, trackers, tensorboard_dir, "", "DIR", 0, 0,
-        "Write what log.jsonl has as an event file for TensorBoard too; a folder for each run"),
+        "Write what log.jsonl has as an event file for TensorBoard too; a folder for each run", CONFIG_THIS_START),
     ROW(STRING, trackers, wandb_project, "", "NAME", 0, 0,
         "Send the run to this project of Weights & Biases, by the Python package wandb"),
     ROW(STRING, trackers, wandb_name, "", "NAME", 0, 0, "The run's name there; none: the folder of --out"),

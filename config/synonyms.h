@@ -97,6 +97,9 @@ static const struct option_synonym config_synonyms[] = {
     {"gpus", "world-size", "with --plan; a run has the processes that mpirun or srun starts"},
     {"prompt", "generate", ""},
     {"max-new-tokens", "sample-tokens", ""},
+    {"logging-dir", "tensorboard-dir", ""},
+    {"wandb-exp-name", "wandb-name", ""},
+    {"report-to", "wandb-project", "a project of W&B; --tensorboard-dir and --mlflow-tracking-uri are the others"},
     {"config-file", "config", ""},
     {NULL, NULL, NULL},
 };
