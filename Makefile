@@ -114,9 +114,10 @@ $(B)/sanitized/%.o: %.c $(B)/build-with
 $(SANITIZED_LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/sanitized/%.o)
 include scripts/build_with.mk # makes $(B)/build-with, on which every object depends
 # The commit, for --version, in a file of its own that is written only where the commit changes, so that no engine is
-# compiled anew. A tree without .git, as one in another repository, has the commit that scripts/gpu_pack.sh packed, or
-# none.
-COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
+# compiled anew. A tree without .git, as one in another repository, has the commit that scripts/gpu_pack.sh packed, the
+# one that `git archive` wrote into .archived_commit, or none. git would refuse a tree of another user, as to root.
+ARCHIVED_COMMIT := $(filter-out $$Format:%,$(shell cut -c -12 .archived_commit 2>/dev/null))
+COMMIT := $(or $(if $(wildcard .git),$(shell git -c safe.directory='*' describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)),$(file <.packed_commit),$(ARCHIVED_COMMIT),unknown)
 $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
 $(B)/commit.o: $(B)/commit.c $(B)/build-with
 	$(call made,$(call COMPILE_FOR,) -c)

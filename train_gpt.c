@@ -27,7 +27,7 @@ static void check_printed(const struct config *config) {
         fail("the standard output cannot be written: %s", strerror(errno));
 }
 
-// Prints the rows of --version: commit, compiler, engines for CPUs, libraries, and what the build has for GPUs.
+// Prints what --version adds: commit, compiler, engines for CPUs, libraries, and what the build has for GPUs.
 static void describe_build(void) {
     version_print();
     cuda_print_build();

@@ -494,11 +494,12 @@ static const struct option_row config_rows[] = {
 enum { CONFIG_ROWS = sizeof config_rows / sizeof config_rows[0], CONFIG_PRESETS = sizeof presets / sizeof presets[0] };
 static_assert((int)CONFIG_ROWS <= (int)CONFIG_ROWS_MAX, "config.given has an element for each row");
 
+#define TRAIN_GPT_VERSION "0.1.0" // the newest of CHANGELOG.md
 static const struct options config_options = {
     config_rows,
     CONFIG_ROWS,
     "train_gpt",
-    "train_gpt 0.1",
+    "train_gpt " TRAIN_GPT_VERSION,
     "Trains GPT-style transformers on tokenized shards.",
     "An option that is on or off takes =true or =false; --NAME alone switches it on, --no-NAME off. A name may be\n"
     "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024), KB, MB, ... (1000).\n",

@@ -3,6 +3,7 @@
 #include "run/libraries.cuh"  // libraries_print
 #include "run/levels.h"       // levels, level_list_features, build_commit
 #include "runtime/text/log.h" // log_row
+#include <stdio.h>            // printf
 
 // Prints a row for each level of the cpu engines: its name, and the instruction sets beyond the architecture's first
 // that the level is compiled for.
@@ -14,9 +15,10 @@ static void version_levels(void) {
     }
 }
 
-// Prints all rows of --version except those for the cuda target's libraries.
+// Prints the commit, which ends the line of the version, and all rows of --version except those for the cuda target's
+// libraries.
 static void version_print(void) {
-    log_row("commit", "%s", build_commit);
+    printf(" (commit %s)\n", build_commit);
 #ifdef __clang__
     log_row("compiler", "%s", __VERSION__);
 #else

@@ -120,9 +120,8 @@ class Options(Case):
         result = run("--version")
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         first, *lines = result.stdout.splitlines()
-        self.assertRegex(first, r"^train_gpt \d+\.\d+$")
+        self.assertRegex(first, r"^train_gpt \d+\.\d+\.\d+ \(commit ([0-9a-f]{7,}(-dirty)?|unknown)\)$")
         rows = dict(line.split(maxsplit=1) for line in lines)
-        self.assertRegex(rows["commit"], r"^([0-9a-f]{7,}|\S+-g[0-9a-f]{7,}|\S*\d\S*|unknown)(-dirty)?$")
         self.assertRegex(rows["compiler"], r"(gcc|[Cc]lang) .*\d+\.\d+")
         self.assertRegex(rows["cpu"], "^fp32 and bf16, for ")
         self.assertRegex(rows["cuda"], "^(fp32 and bf16, for (sm_|compute_|the emulator)|this train_gpt was built without it)")
@@ -146,7 +145,7 @@ class Options(Case):
         if not os.path.exists(ROOT + "/.git"):
             self.skipTest("no repository")
         commits = subprocess.run(["git", "-C", ROOT, "rev-list", "HEAD"], capture_output=True, text=True, check=False).stdout.split()
-        commit = re.search(r"^commit +(?:\S*-g)?([0-9a-f]+)(-dirty)?$", run("--version").stdout, re.M)
+        commit = re.search(r"\(commit ([0-9a-f]+)(-dirty)?\)$", run("--version").stdout, re.M)
         self.assertTrue([full for full in commits if full.startswith(commit.group(1))], commit)
 
     def test_a_typo_names_the_nearest(self):

@@ -516,7 +516,7 @@ class Launchers(Case):
 
     def test_programs_that_differ(self):
         """The ranks' programs are of different commits: here a copy has another commit's name."""
-        commit = re.search(r"(?m)^commit +(\S+)$", subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout)[1]
+        commit = re.search(r"\(commit (\S+)\)", subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout)[1]
         other = shutil.copy(PROGRAM, self.path + "/other_commit")
         with open(other, "r+b") as f:
             data = f.read()

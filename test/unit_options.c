@@ -1116,7 +1116,7 @@ static void help_has_every_option_with_its_default(void **state) {
         assert_true(strstr(text, ":\n  --") != NULL);
     }
     assert_int_equal(run_in_child(stdout_in_child, (void *)"--version", text, sizeof text), 0);
-    assert_string_equal(text, "train_gpt 0.1\n");
+    assert_string_equal(text, "train_gpt " TRAIN_GPT_VERSION "\n");
 }
 
 // Checks that each name of another trainer is none here, nor short for one, and that the option that it means is there.

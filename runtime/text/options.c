@@ -124,9 +124,11 @@ static struct option_word option_word_read(const struct options *options, const 
 
 // Prints the version, and how the program was built.
 static void options_version(const struct options *options) {
-    printf("%s\n", options->version);
+    fputs(options->version, stdout);
     if (options->describe_build)
         options->describe_build();
+    else
+        putchar('\n');
 }
 
 // Prints what the word --help or --version asks for and ends the program; does nothing for another word. next: the word

@@ -49,7 +49,7 @@ struct option_synonym {
     const char *how;  // "": of the same value; else how the option's value follows from the word's
 };
 
-typedef void options_build(void);                        // prints how the program was built
+typedef void options_build(void);                        // prints the rest of the version's line, and the build
 typedef bool options_list(const struct option_row *row); // prints what a value may be; false: does not know
 
 struct options {
