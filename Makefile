@@ -371,9 +371,9 @@ format-check:
 # TEXT: a file or a folder to train on; the default is real text that every build machine has.
 TEXT ?= /usr/include
 demo:
-	scripts/setup.sh demo
-	$(SUBMAKE) all
-	scripts/demo.sh $(TEXT)
+	@scripts/setup.sh demo >/dev/null
+	@$(SUBMAKE) $(if $(V),,-s) all
+	@scripts/demo.sh $(TEXT)
 bench:
 	scripts/setup.sh build
 	$(SUBMAKE) $(foreach b,$(BENCHES),$(B)/$b_fp32 $(B)/$b_bf16) $(B)/train_gpt

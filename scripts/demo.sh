@@ -14,17 +14,15 @@ headers=
 if [ "$text" = /usr/include ]; then headers=--include=*.h; fi
 python3 scripts/prepare_data.py "$text" $headers --max-bytes 40M --out "$data"
 
-echo
-echo "== the memory plan"
 run() {
     build/train_gpt --preset demo --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --out "$out" \
         --micro-batch-size 8 --train-steps 1200 --optimizer muon --muon-momentum 0.9 --muon-num-ns-steps 3 --lr 3e-3 \
         --lr-warmup-steps 40 --lr-decay-style linear --init-method-std 0.06 --val-every 300 --val-steps 64 \
         --sample-every 1200 --sample-count 3 --temperature 0.8 --log-every 100 "$@" # docs/recipes.md says why
 }
-run --plan --plan-picture data/demo_plan.svg "$@"
+run --plan --plan-picture data/demo_plan.svg "$@" >data/demo_plan.txt
+sed -n 's/^verdict  */memory plan: /p' data/demo_plan.txt
 
-echo
 echo "== training"
 rm -rf "$out/checkpoints" # of an earlier demo
 run --checkpoint-every 1200 "$@"
