@@ -8,6 +8,8 @@
 # make test-environments   runs the tests that locales, umasks, signals and users can disturb, under each of these
 # make test-long  runs the long table: sanitizers, compilers, qemu, kills, ...; ROW=name: one row (test/long_rows.tsv)
 # make fuzz       runs each parser on hostile input by libFuzzer, for FUZZ_SECONDS (60)
+# make install    installs program, scripts, manual page and completions below PREFIX=/usr/local; make uninstall removes them
+# make deb        builds for any CPU of this kind, and makes a package of Debian of it
 # make format     lays the source out by .clang-format      make compile_commands.json   writes flags, for editors
 # make help       prints these lines
 # make emu        builds build/emu/train_gpt, CUDA on the host      make ptxas   lists kernels' registers and spills
@@ -19,7 +21,10 @@ CXX := $(if $(filter default,$(origin CXX)),$(or $(filter %g++ %clang++ g++-% cl
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 comma := ,
-all: $(B)/train_gpt
+# `make install` installs what was built last and builds only where nothing was: under sudo, say, other variables are
+# set and nvcc is not found. With INSTALLS_BUILD not even what a build is made with is written down anew.
+REFERENCE := $(addprefix $(B)/reference/train_gpt.,1 bash zsh)
+INSTALLS_BUILD := $(and $(MAKECMDGOALS),$(if $(filter-out install uninstall,$(MAKECMDGOALS)),,yes),$(wildcard $(B)/train_gpt),$(wildcard $(B)/reference/train_gpt.zsh))
 include scripts/libraries.mk # sets ARCH, MACHINE, DEFINES, LDFLAGS, LDLIBS, RUNTIME_LDLIBS, MISSING
 
 # ---- How each kind of file is compiled ----
@@ -32,6 +37,7 @@ IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>&1))
 # to the bits of its formula, so that the sanitizers' build must make them too.
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math \
   $(if $(SANITIZE),-O1 $(if $(IS_CLANG),,-fexpensive-optimizations) $(SANITIZERS) -fno-omit-frame-pointer)
+all: $(B)/train_gpt $(if $(NATIVE),reference)
 include scripts/levels.mk # sets ARCH_FLAGS, LEVELS and LEVEL_ROWS
 # The tests of the runtime, the parsers and the emulated CUDA source are compiled for instructions that every machine
 # has: a test that passed on one machine is the same program on the next.
@@ -291,7 +297,7 @@ TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt_bf16)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt $(B)/emu/train_gpt_bf16: | $(B)/emu/libcudnn.so.9
 
-.PHONY: all help cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all help cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check reference install uninstall deb
 help:
 	@sed -n "s/^# \(make .*\)/\1/p" Makefile
 SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
@@ -300,7 +306,7 @@ test:
 	scripts/setup.sh test
 	$(SUBMAKE) WERROR=1 test-programs check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS)
-test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM)
+test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM) $(if $(NATIVE),reference)
 quick: quick-programs
 	test/run.py $(QUICK_TESTS)
 quick-programs: $(call programs,$(QUICK_TESTS))
@@ -368,6 +374,7 @@ format:
 format-check:
 	@$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
+include scripts/install.mk # the manual page, completions, install, uninstall and deb
 # TEXT: a file or a folder to train on; the default is real text that every build machine has.
 TEXT ?= /usr/include
 demo:

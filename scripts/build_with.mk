@@ -2,8 +2,8 @@
 # ARCH=native, the libraries that were found, the flags. Each object depends on it, so that MPI installed later, another
 # ARCH or a tree copied to another machine compile anew what they change. -Werror changes no object, and is left out.
 # $(call write_changed,FILE,TEXT): writes FILE while the Makefile is read, only where FILE holds something else. FILE is
-# not written by `make -n` and `make -q`, but counts as out of date.
-write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
+# not written by `make -n` and `make -q`, but counts as out of date; nor by a `make install` of what is there.
+write_changed = $(if $(or $(INSTALLS_BUILD),$(call is_same,$(strip $(2)),$(strip $(file <$(1))))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
   $(eval .PHONY: $(1)),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2))))
 is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
 define BUILD_WITH

@@ -85,7 +85,7 @@ class Commands(unittest.TestCase):
                 self.assertEqual({option for option in named if not is_known(option, known)}, set(), path)
 
     def test_goals_that_pages_name_are_there(self):
-        makefile = read(ROOT + "/Makefile")
+        makefile = "".join(map(read, [ROOT + "/Makefile", *glob.glob(ROOT + "/scripts/*.mk")]))
         goals = set(" ".join(re.findall(r"^([a-z][a-z -]*):(?!=)", makefile, re.M)).split()) | set(re.findall(r"\$\(B\)/([a-z_]+):", makefile))
         for path in PAGES:
             for command in commands(path):

@@ -35,7 +35,7 @@ FLOORS = [
     ("runtime", ["runtime/"], []),
 ]
 # What a reader meets first: the core's files, and a folder for each room. A new entry is a decision to be made here.
-ENTRIES = ["Makefile", "README.md", "CONTRIBUTING.md", "train_gpt.c", "gpt.cuh", "block.cuh", "attention.cuh", "recompute.cuh", "memory.cuh", "dataloader.h",
+ENTRIES = ["Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "train_gpt.c", "gpt.cuh", "block.cuh", "attention.cuh", "recompute.cuh", "memory.cuh", "dataloader.h",
            "model", "optimizer", "zero", "memory", "config", "kernels", "run", "formats", "runtime"]
 MADE = {"build", "data", "out", "compile_commands.json"}  # a build or a run leaves these
 EMULATOR = "test/emu/"  # a kernel's inline PTX has its model on the host there

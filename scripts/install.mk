@@ -1,0 +1,18 @@
+# A part of the Makefile: the manual page, completions for bash and zsh, installation, and a package for Debian.
+PREFIX ?= /usr/local
+DESTDIR ?=
+# The program that puts the table of options into templates runs here, and so is not made by a cross compiler.
+$(call program,write_reference,scripts/install/write_reference.c,$$(COMPILE_BASELINE),,$$(RUNTIME_LDLIBS))
+$(REFERENCE): $(B)/reference/%: scripts/install/%.in $(B)/write_reference
+	@mkdir -p $(@D)
+	$(call quietly,GEN,$(@:$(B)/%=%))$(B)/write_reference $< >$@.new && mv $@.new $@
+reference: $(REFERENCE)
+install: $(if $(INSTALLS_BUILD),,$(if $(wildcard $(B)/train_gpt),,$(B)/train_gpt) reference)
+	@scripts/install/install.sh install $(B) '$(DESTDIR)' '$(PREFIX)'
+uninstall:
+	@scripts/install/install.sh remove $(B) '$(DESTDIR)' '$(PREFIX)'
+# The package's engines are for any CPU of this machine's kind, or from ARCH= on, with the system's libraries only.
+DEB_ARCH := $(if $(findstring command,$(origin ARCH)),$(ARCH),$(GENERIC_$(MACHINE)))
+deb:
+	$(SUBMAKE) CUDA= DEPS= SANITIZE= ARCH=$(DEB_ARCH) B=$(B)/deb $(B)/deb/train_gpt reference
+	scripts/install/deb.sh $(B)/deb $(B)
