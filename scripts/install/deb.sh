@@ -26,7 +26,9 @@ export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH-$(date +%s)}"
 rm -rf "$stage"
 umask 022
 QUIET=1 DOCDIR=share/doc/train-gpt ZSHDIR=share/zsh/vendor-completions scripts/install/install.sh install "$build" "$stage" /usr
-strip --strip-unneeded --remove-section=.comment --remove-section=.note "$stage/usr/bin/train_gpt"
+helpers=$(find "$stage/usr/libexec" -type f 2>/dev/null || true)
+# shellcheck disable=SC2086 # names without blanks
+strip --strip-unneeded --remove-section=.comment --remove-section=.note "$stage/usr/bin/train_gpt" $helpers
 gzip -9n "$stage"/usr/share/man/man1/*
 doc=$stage/usr/share/doc/train-gpt
 gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
@@ -38,7 +40,8 @@ echo "train_gpt. No license has been chosen yet: that is its owner's to decide."
 # What the program is linked with, in the versions that it needs. dpkg-shlibdeps wants to stand beside a debian/control.
 mkdir -p "$stage/DEBIAN" "$build/shlibdeps/debian"
 echo "Source: train-gpt" >"$build/shlibdeps/debian/control"
-needs=$(cd "$build/shlibdeps" && dpkg-shlibdeps -O "$stage/usr/bin/train_gpt" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+# shellcheck disable=SC2086
+needs=$(cd "$build/shlibdeps" && dpkg-shlibdeps -O "$stage/usr/bin/train_gpt" $helpers 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 [ -n "$needs" ] || { echo "deb.sh: dpkg-shlibdeps finds no packages of the program's libraries" >&2 && exit 2; }
 
 cat >"$stage/DEBIAN/control" <<EOF

@@ -13,9 +13,23 @@ doc=$root/${DOCDIR:-share/doc/train_gpt}
 share=$root/share/train_gpt
 cd "$(dirname "$0")/../.."
 
-# The scripts that users call, and the modules that these import.
+# The scripts that users call, and programs of the build that scripts start, where they were built.
 commands="prepare_data plot_loss chat_format convert_tasks get"
-modules="chat_data chat_rows chat_template"
+helpers="tokenize_text"
+
+# Prints the modules of scripts/ that the commands import, and those that these modules import.
+modules() {
+    seen=" $commands "
+    new=$commands
+    while [ -n "$new" ]; do
+        imported=$(for name in $new; do sed -n 's/^ *\(import\|from\) \([a-z_]*\).*/\2/p' "scripts/$name.py"; done | sort -u)
+        new=
+        for name in $imported; do
+            case $seen in *" $name "*) continue ;; esac
+            [ ! -e "scripts/$name.py" ] || { new="$new $name" && seen="$seen$name " && echo "$name"; }
+        done
+    done
+}
 
 command_of() { echo "$root/bin/train_gpt-$(echo "$1" | tr _ -)"; }
 page_of() { echo "$root/share/man/man1/train_gpt-$(echo "$1" | tr _ -).1"; }
@@ -31,7 +45,7 @@ remove() {
     rm -f "$root/bin/train_gpt"
     for name in $commands; do rm -f "$(command_of "$name")" "$(page_of "$name")"; done
     single_files | while read -r _ to; do rm -f "$to"; done
-    rm -rf "$share" "$doc"
+    rm -rf "$share" "$doc" "$root/libexec/train_gpt"
 }
 
 # Ends the script where the nearest folder above $root that exists can't be written.
@@ -58,11 +72,17 @@ install_all() {
     install -D -m 755 "$build/train_gpt" "$root/bin/train_gpt"
     for name in $commands; do
         install -D -m 755 "scripts/$name.py" "$share/$name.py"
-        # shellcheck disable=SC2016 # the command expands it
-        printf '#!/bin/sh\nexec python3 -B "$(dirname "$(readlink -f "$0")")/../share/train_gpt/%s.py" "$@"\n' "$name" >"$(command_of "$name")"
+        cat >"$(command_of "$name")" <<EOF
+#!/bin/sh
+prefix=\$(dirname "\$(dirname "\$(readlink -f "\$0")")")
+PATH="\$prefix/libexec/train_gpt:\$PATH" exec python3 -B "\$prefix/share/train_gpt/$name.py" "\$@"
+EOF
         chmod 755 "$(command_of "$name")"
     done
-    for name in $modules; do install -m 644 "scripts/$name.py" "$share/$name.py"; done
+    for name in $helpers; do
+        [ ! -e "$build/$name" ] || install -D -m 755 "$build/$name" "$root/libexec/train_gpt/$name"
+    done
+    for name in $(modules); do install -m 644 "scripts/$name.py" "$share/$name.py"; done
     single_files | while read -r from to; do install -D -m 644 "$from" "$to"; done
     for name in $commands; do echo ".so man1/train_gpt.1" >"$(page_of "$name")" && chmod 644 "$(page_of "$name")"; done
     find README.md CHANGELOG.md docs -name '*.md' -o -name '*.svg' | while read -r page; do

@@ -17,6 +17,25 @@ static bool is_flag(const struct option_row *row) {
     return row->kind == OPTION_BOOL || (row->kind == OPTION_ENUM && strncmp(row->argument, "false|true|", 11) == 0);
 }
 
+// Prints the topics of --help, which the table's headings have: `before` before the first, `between` before the others.
+// Returns whether there are any.
+static bool print_topic_list(const char *before, const char *between) {
+    const char *last = "";
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const char *const topic = config_rows[i].kind == OPTION_GROUP ? config_rows[i].argument : NULL;
+        if (!topic || strcmp(topic, last) == 0)
+            continue;
+        printf("%s%s", *last ? between : before, topic);
+        last = topic;
+    }
+    return *last != 0;
+}
+// Prints what --help takes, each word after a blank.
+static void print_topics(void) {
+    if (print_topic_list(" ", " "))
+        fputs(" all", stdout);
+}
+
 // What a user may write as an option's value, for completion.
 enum value_kind { VALUE_WORDS, VALUE_FILES, VALUE_FOLDERS };
 
@@ -119,6 +138,12 @@ static void print_man_environment(void) {
     }
 }
 
+// Prints what may follow --help, as a sentence.
+static void print_man_topics(void) {
+    if (print_topic_list("A topic may follow:\n", ",\n"))
+        puts(" or all.");
+}
+
 // ---- completion in bash ----
 
 // Prints the options' names, with those of --no-NAME where `negated`, else all others.
@@ -199,7 +224,8 @@ static const struct part {
     const char *name;
     void (*print)(void);
 } parts[] = {
-    {"VERSION", print_version},           {"MAN_OPTIONS", print_man_options},
+    {"VERSION", print_version},           {"TOPICS", print_topics},
+    {"MAN_TOPICS", print_man_topics},     {"MAN_OPTIONS", print_man_options},
     {"MAN_PRESETS", print_man_presets},   {"MAN_ENVIRONMENT", print_man_environment},
     {"BASH_OPTIONS", print_bash_options}, {"BASH_NEGATED", print_bash_negated},
     {"BASH_VALUES", print_bash_values},   {"ZSH_OPTIONS", print_zsh_options},
