@@ -14,5 +14,6 @@ uninstall:
 # The package's engines are for any CPU of this machine's kind, or from ARCH= on, with the system's libraries only.
 DEB_ARCH := $(if $(findstring command,$(origin ARCH)),$(ARCH),$(GENERIC_$(MACHINE)))
 deb:
+	@command -v dpkg-shlibdeps >/dev/null || $(call build_fails,deb needs dpkg-shlibdeps (Debian: dpkg-dev))
 	$(SUBMAKE) CUDA= DEPS= SANITIZE= ARCH=$(DEB_ARCH) B=$(B)/deb all
 	scripts/install/deb.sh $(B)/deb $(B)

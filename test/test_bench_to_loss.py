@@ -202,6 +202,7 @@ class Demo(unittest.TestCase):
             short = ["--train-steps", "3", "--lr-warmup-steps", "1", "--checkpoint-every", "3", "--val-every", "0", "--sample-every", "0"]
             demo = subprocess.run(["sh", "scripts/demo.sh", "text", *short], cwd=folder, capture_output=True, text=True, timeout=300)
             self.assertEqual(demo.returncode, 0, demo.stdout + demo.stderr)
+            self.assertLess(len(re.split(r"^step ", demo.stdout, flags=re.M)[0].splitlines()), 30, "lines before the first loss")
             line = demo.stdout.splitlines()[-1]
             self.assertRegex(line, "^try: build/train_gpt ")
             generated = subprocess.run(["sh", "-c", line[len("try: "):]], cwd=folder, capture_output=True, text=True, timeout=300)
