@@ -299,7 +299,7 @@ $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_
 
 .PHONY: all help cuda emu ptxas demo test test-programs test-all test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check reference install uninstall deb
 help:
-	@sed -n "s/^# \(make .*\)/\1/p" Makefile
+	@sed -n "s/^# \(make.*  .*\)/\1/p" Makefile
 SUBMAKE = +$(MAKE) -j$(JOBS) --no-print-directory
 # A test that passed runs again only where something that its result depends on has changed; AGAIN=1 runs all tests.
 test:
