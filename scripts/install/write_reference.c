@@ -12,11 +12,6 @@
 
 // ---- rows ----
 
-// Whether the option may stand without a value, and has a --no- form.
-static bool is_flag(const struct option_row *row) {
-    return row->kind == OPTION_BOOL || (row->kind == OPTION_ENUM && strncmp(row->argument, "false|true|", 11) == 0);
-}
-
 // Prints the topics of --help, which the table's headings have: `before` before the first, `between` before the others.
 // Returns whether there are any.
 static bool print_topic_list(const char *before, const char *between) {
@@ -88,7 +83,7 @@ static void man_option(const struct option_row *row) {
     printf(".TP\n\\fB\\-\\-");
     man_text(option_display(name, row->name));
     printf("\\fP");
-    if (is_flag(row))
+    if (option_is_flag(row))
         printf(", \\fB\\-\\-no\\-"), man_text(name), printf("\\fP");
     else
         printf(" \\fI"), man_text(choices ? "NAME" : row->argument), printf("\\fP");
@@ -150,7 +145,7 @@ static void print_man_topics(void) {
 static void bash_names(bool negated) {
     char name[OPTION_NAME];
     for (int i = 0; i < CONFIG_ROWS; i++)
-        if (config_rows[i].kind != OPTION_GROUP && (!negated || is_flag(&config_rows[i])))
+        if (config_rows[i].kind != OPTION_GROUP && (!negated || option_is_flag(&config_rows[i])))
             printf(" --%s%s", negated ? "no-" : "", option_display(name, config_rows[i].name));
 }
 static void print_bash_options(void) { bash_names(false); }
@@ -165,7 +160,7 @@ static void print_bash_values(void) {
             continue;
         const enum value_kind kind = values_of(row, words, sizeof words);
         printf("    --%s) words='%s'%s%s ;;\n", option_display(name, row->name), words, kinds[kind],
-               is_flag(row) ? " flag=yes" : "");
+               option_is_flag(row) ? " flag=yes" : "");
     }
 }
 
@@ -190,9 +185,9 @@ static void print_zsh_options(void) {
             continue;
         const enum value_kind kind = values_of(row, words, sizeof words);
         printf("    '%s--%s=%s[", row->kind == OPTION_LIST ? "*" : "", option_display(name, row->name),
-               is_flag(row) ? "-" : "");
+               option_is_flag(row) ? "-" : "");
         zsh_text(row->help);
-        printf("]:%s", is_flag(row) ? ":" : "");
+        printf("]:%s", option_is_flag(row) ? ":" : "");
         zsh_text(*row->argument && row->kind != OPTION_ENUM ? row->argument : name);
         if (kind != VALUE_WORDS && *words) { // both: what one function of the shell adds to the other
             printf(":{compadd -- %s; %s}'\n", words, kind == VALUE_FILES ? "_files" : "_files -/");
@@ -212,7 +207,7 @@ static void print_zsh_options(void) {
 static void print_zsh_negated(void) {
     char name[OPTION_NAME];
     for (int i = 0; i < CONFIG_ROWS; i++)
-        if (config_rows[i].kind != OPTION_GROUP && is_flag(&config_rows[i]))
+        if (config_rows[i].kind != OPTION_GROUP && option_is_flag(&config_rows[i]))
             printf("      '--no-%s[Switch --%s off]'\n", option_display(name, config_rows[i].name), name);
 }
 
