@@ -3,11 +3,10 @@
 // A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
 // within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
 //
-// The order of samples is one global sequence that depends only on the shards, T and the seed: epoch after epoch, in
-// each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
-// order). The permutations are computed, not stored, so that a shard of any size costs no memory. The position is a
-// number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
-// that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
+// The order of samples is one global sequence that depends only on the shards, T and the seed: epochs in shuffled
+// orders (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h).
+// The position is a number of samples of that sequence, so that a run may resume with another batch size or number of
+// processes.
 //
 // Where documents are to be separated, each sample comes with the place at which the document of each token begins: at
 // the end-of-text token or after it, or where the .idx of a Megatron dataset says. Where a window begins within a
@@ -19,7 +18,6 @@
 // each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
 #pragma once
 #include <inttypes.h> // PRIu64
-#include <math.h>     // sqrt
 #include <pthread.h>  // pthread_create, mutex, condition
 #include <signal.h>   // sigfillset, pthread_sigmask
 #include <stdbool.h>  // bool
@@ -33,45 +31,11 @@
 #include "runtime/machine/error_text.h" // struct error_text
 #include "runtime/machine/say.h"        // say_warning
 #include "formats/finetune_shard.h"     // finetune_shard_read
+#include "formats/mixture.h"            // struct mixture
+#include "formats/sample_order.h"       // struct sample_order
 #include "formats/token_file.h"         // struct token_file
 #include "formats/token_paths.h"        // paths_find
 #include "runtime/files/file_read.h"    // open_regular
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The order of samples
-
-// Hashes x so that every output bit depends on every input bit: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
-static inline uint64_t order_mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-// Returns the key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
-static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
-    return order_mix(order_mix(order_mix(seed) + epoch) + stream);
-}
-
-// Returns the image of `index` under a keyed permutation of 0..n-1: the generalized Feistel network of Black and
-// Rogaway (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n),
-// with a*b >= n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A
-// result of n or more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
-static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
-    enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
-    uint64_t a = (uint64_t)sqrt((double)n);
-    while (a * a < n) // sqrt rounds, and above 2^53 the conversion does
-        a++;
-    const uint64_t b = (n + a - 1) / a;
-    do {
-        uint64_t left = index % a, right = index / a;
-        for (uint64_t round = 0; round < ROUNDS; round++) {
-            left = (left + order_mix(key + 2 * round + order_mix(right)) % a) % a;
-            right = (right + order_mix(key + 2 * round + 1 + order_mix(left)) % b) % b;
-        }
-        index = left + a * right;
-    } while (index >= n);
-    return index;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The loader
@@ -81,22 +45,25 @@ struct file_stamp {
     int64_t bytes;
     struct timespec modified;
 };
-// A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
+// A reader of any sample, which keeps the last sample's file open.
 struct sample_reader {
     struct file_stamp *stamps; // (num_files) of when the loader was opened, or a change was last warned of
-    uint64_t epoch;            // of `order`; UINT64_MAX before the first sample
-    int files;                 // of this epoch
-    int *order;                // (files) the shards in this epoch's order
-    uint64_t *first;           // (files + 1) sample of the epoch at which shard order[i] begins
     int file, fd;              // the open file, -1: none
     unsigned char *raw;        // (T+2) tokens as stored in the file
 };
 
-// From first_epoch on, the data is the first `files` shards.
-struct data_change {
-    uint64_t first_epoch;
-    int files;
-    uint64_t first_sample, samples_per_epoch; // derived by dataloader_set_changes
+// A set of shards, of which a mixture has several: the loader's files from first_file on, in an order of their own. Only
+// the thread asks where a sample lies, if there is one.
+struct data_part {
+    int first_file;
+    uint64_t total_tokens;
+    struct sample_order order;
+};
+// What a run that goes on knows of a part's data: the samples taken of it before the mixture began, and its changes.
+struct part_start {
+    uint64_t before;
+    const struct data_change *changes; // (num_changes) at least one; only first_epoch and files are read
+    int num_changes;
 };
 
 // How documents are told apart.
@@ -136,13 +103,11 @@ struct dataloader {
     const char *option; // that named the files, for messages
     struct token_file *files;
     uint64_t *windows; // (num_files) samples of each shard
-    int num_files;
+    int num_files;     // the first part's, then the second's, ...
+    struct mixture mixture;
+    struct data_part *parts; // (mixture.count)
+    int only;                // the part that all samples are of, in its own order; -1: they are mixed
     int T, vocab_size, rank, ranks;
-    uint64_t seed;
-    bool shuffle;
-    uint64_t samples_per_epoch, total_tokens; // of all shards
-    struct data_change *changes;              // (num_changes) by epoch; the first one is at epoch 0
-    int num_changes;
     uint64_t position;                  // the next sample of the global sequence, over all ranks
     int32_t *sample, *sample_documents; // (T+1) where a sample is read to when there is no thread
     struct document_rule rule;
@@ -158,49 +123,14 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Computes the order of the first `files` shards in an epoch, and the first sample of each.
-static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch,
-                               int files) {
-    const uint64_t shards = (uint64_t)files;
-    const uint64_t key = order_key(loader->seed, epoch, UINT64_MAX); // a stream that no shard has
-    reader->first[0] = 0;
-    for (uint64_t i = 0; i < shards; i++) {
-        reader->order[i] = (int)(loader->shuffle ? order_permute(i, shards, key) : i);
-        reader->first[i + 1] = reader->first[i] + loader->windows[reader->order[i]];
-    }
-    reader->epoch = epoch;
-    reader->files = files;
-}
-
-// Returns the last change of the data that begins at or before a sample of the global sequence; never NULL.
-static const struct data_change *dataloader_change_at(const struct dataloader *loader, uint64_t sample) {
-    int i = loader->num_changes - 1;
-    while (i > 0 && loader->changes[i].first_sample > sample)
-        i--;
-    return &loader->changes[i];
-}
-
 // Finds the file of a sample of the global sequence, and the sample's first token in that file.
-static void reader_locate(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int *file,
-                          uint64_t *first_token) {
-    const struct data_change *change = dataloader_change_at(loader, sample);
-    const uint64_t since = sample - change->first_sample;
-    const uint64_t epoch = change->first_epoch + since / change->samples_per_epoch,
-                   rest = since % change->samples_per_epoch;
-    if (reader->epoch != epoch)
-        reader_begin_epoch(reader, loader, epoch, change->files);
-    int low = 0, high = reader->files; // first[low] <= rest < first[high]
-    while (high - low > 1) {
-        const int middle = low + (high - low) / 2;
-        if (reader->first[middle] <= rest)
-            low = middle;
-        else
-            high = middle;
-    }
-    *file = reader->order[low];
-    uint64_t window = rest - reader->first[low];
-    if (loader->shuffle)
-        window = order_permute(window, loader->windows[*file], order_key(loader->seed, epoch, (uint64_t)*file));
+static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
+    const struct mixture_place one = {loader->only, sample},
+                               place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
+    struct data_part *part = &loader->parts[place.part];
+    uint64_t window;
+    sample_order_locate(&part->order, place.sample, file, &window);
+    *file += part->first_file;
     *first_token = window * (uint64_t)loader->T;
 }
 
@@ -269,7 +199,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
     uint64_t first_token;
-    reader_locate(reader, loader, sample, &file, &first_token);
+    dataloader_locate(loader, sample, &file, &first_token);
     const struct token_file *tokens = &loader->files[file];
     if (reader->file != file) {
         uint64_t bytes;
@@ -404,14 +334,14 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
 
-// Opens each file of `paths` (num_files) once, and counts its windows. Ends the program where one does not fit the
-// other files or the loader's sizes.
-static void dataloader_open_files(struct dataloader *loader, char **paths) {
+// Opens the files of `paths` (count) once each, as the loader's next ones, and counts their windows. Ends the program
+// where one does not fit the other files or the loader's sizes.
+static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
-    for (int i = 0; i < loader->num_files; i++) {
+    for (int i = loader->num_files; i < loader->num_files + count; i++) {
         struct token_file *file = &loader->files[i];
-        const char *problem = token_file_open(file, paths[i], &error);
+        const char *problem = token_file_open(file, paths[i - loader->num_files], &error);
         if (problem)
             fail("%s: %s", loader->option, problem);
         const struct token_file *first = &loader->files[0];
@@ -435,38 +365,46 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
                  " and the target of its last token; lower --seq-length, leave the file out, or make larger shards",
                  loader->option, file->path, file->tokens, T + 1, T);
         loader->windows[i] = (file->tokens - 1) / T;
-        loader->samples_per_epoch += loader->windows[i];
-        loader->total_tokens += file->tokens;
     }
 }
 
-// Copies first_epoch and files of `count` changes, not the loader's (0: all shards from the start); derives the rest.
-static void dataloader_set_changes(struct dataloader *loader, const struct data_change *changes, int count) {
-    free(loader->changes);
-    loader->changes =
-        (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *loader->changes);
-    loader->num_changes = count > 0 ? count : 1;
-    if (count > 0)
-        memcpy(loader->changes, changes, (size_t)count * sizeof *changes);
-    else
-        loader->changes[0].files = loader->num_files;
-    for (int i = 0; i < loader->num_changes; i++) {
-        struct data_change *change = &loader->changes[i];
-        change->samples_per_epoch = 0;
-        for (int f = 0; f < change->files; f++)
-            change->samples_per_epoch += loader->windows[f];
-        change->first_sample = i == 0 ? 0
-                                      : change[-1].first_sample + (change->first_epoch - change[-1].first_epoch) *
-                                                                      change[-1].samples_per_epoch;
+// Finds and opens the files of all parts of the mixture. Ends the program where files can't be used.
+static void dataloader_open_parts(struct dataloader *loader, uint64_t seed, bool shuffle) {
+    const int parts = loader->mixture.count;
+    loader->parts = (struct data_part *)dataloader_alloc(loader->option, (size_t)parts, sizeof *loader->parts);
+    for (int p = 0; p < parts; p++) {
+        int count;
+        char **paths = paths_find(loader->mixture.parts[p].pattern, loader->option, &count);
+        const size_t all = (size_t)loader->num_files + (size_t)count;
+        struct token_file *files = (struct token_file *)dataloader_alloc(loader->option, all, sizeof *files);
+        uint64_t *windows = (uint64_t *)dataloader_alloc(loader->option, all, sizeof *windows);
+        for (int i = 0; i < loader->num_files; i++) {
+            files[i] = loader->files[i];
+            windows[i] = loader->windows[i];
+        }
+        free(loader->files);
+        free(loader->windows);
+        loader->files = files;
+        loader->windows = windows;
+        loader->parts[p].first_file = loader->num_files;
+        dataloader_open_files(loader, paths, count);
+        loader->num_files += count;
+        for (int i = 0; i < count; i++)
+            free(paths[i]);
+        free(paths);
+    }
+    for (int p = 0; p < parts; p++) {
+        const int first = loader->parts[p].first_file,
+                  end = p + 1 < parts ? loader->parts[p + 1].first_file : loader->num_files;
+        for (int i = first; i < end; i++)
+            loader->parts[p].total_tokens += loader->files[i].tokens;
+        sample_order_open(&loader->parts[p].order, loader->windows + first, end - first, seed, shuffle, loader->option);
     }
 }
 
 // Sets up a reader with no file open, and notes each shard's size and modification time, to find files changed later.
 static void reader_create(struct sample_reader *reader, const struct dataloader *loader) {
     const size_t shards = (size_t)loader->num_files;
-    reader->epoch = UINT64_MAX;
-    reader->order = (int *)dataloader_alloc(loader->option, shards, sizeof *reader->order);
-    reader->first = (uint64_t *)dataloader_alloc(loader->option, shards + 1, sizeof *reader->first);
     reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 2,
                                                     token_type_bytes(loader->files[0].type));
     reader->stamps = (struct file_stamp *)dataloader_alloc(loader->option, shards, sizeof *reader->stamps);
@@ -480,9 +418,10 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: samples that a rank is
-// expected to take at a time. batches_ahead: a thread reads that many times B samples ahead; 0: no thread does. option:
-// the pattern's option, for messages; it outlives the loader. Ends the program where files can't be used.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas, or a mixture of such
+// patterns (formats/mixture.h). B: samples that a rank is expected to take at a time. batches_ahead: a thread reads that
+// many times B samples ahead; 0: no thread does. option: the pattern's option, for messages; it outlives the loader.
+// Ends the program where files can't be used.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -496,20 +435,11 @@ static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t s
     loader->option = option;
     loader->T = T;
     loader->vocab_size = vocab_size;
-    loader->seed = seed;
-    loader->shuffle = shuffle;
+    loader->only = -1;
     loader->rank = rank;
     loader->ranks = ranks;
-
-    char **paths = paths_find(pattern, option, &loader->num_files);
-    loader->files = (struct token_file *)dataloader_alloc(option, (size_t)loader->num_files, sizeof *loader->files);
-    loader->windows = (uint64_t *)dataloader_alloc(option, (size_t)loader->num_files, sizeof *loader->windows);
-    dataloader_open_files(loader, paths);
-    for (int i = 0; i < loader->num_files; i++)
-        free(paths[i]);
-    free(paths);
-
-    dataloader_set_changes(loader, NULL, 0);
+    mixture_parse(&loader->mixture, pattern, option);
+    dataloader_open_parts(loader, seed, shuffle);
     loader->sample = (int32_t *)dataloader_alloc(option, (size_t)T + 1, sizeof *loader->sample);
     reader_create(&loader->reader, loader);
     read_ahead_start(loader, B, B * batches_ahead);
@@ -523,15 +453,16 @@ static void dataloader_close(struct dataloader *loader) {
     read_ahead_stop(&loader->ahead);
     if (loader->reader.fd >= 0)
         close(loader->reader.fd);
-    free(loader->reader.order);
-    free(loader->reader.first);
+    for (int i = 0; i < loader->mixture.count; i++)
+        sample_order_close(&loader->parts[i].order);
+    mixture_close(&loader->mixture);
+    free(loader->parts);
     free(loader->reader.raw);
     free(loader->reader.stamps);
     for (int i = 0; i < loader->num_files; i++)
         token_file_close(&loader->files[i]);
     free(loader->files);
     free(loader->windows);
-    free(loader->changes);
     free(loader->sample);
     free(loader->sample_documents);
     free(loader);
@@ -651,40 +582,52 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
-// Moves to a sample of a run whose data had these changes (at least one; only first_epoch and files are read). Shards
-// that were added since the last change are used from the first epoch that has not begun.
-static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
+// Moves to a sample of a run whose mixture began at first_sample, with what is known of each part (mixture.count).
+// Shards that were added to a part are used from the part's first epoch that has not begun.
+static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
     read_ahead_stop(&loader->ahead);
-    dataloader_set_changes(loader, changes, count);
-    struct data_change *last = &loader->changes[count - 1]; // there is room for one more
-    if (last->files < loader->num_files) {
-        const uint64_t since = sample > last->first_sample ? sample - last->first_sample : 0;
-        const uint64_t epoch = last->first_epoch + (since + last->samples_per_epoch - 1) / last->samples_per_epoch;
-        struct data_change *next = epoch > last->first_epoch ? last + 1 : last;
-        next->first_epoch = epoch;
-        next->files = loader->num_files;
-        struct data_change *all =
-            (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *all);
-        const int now = (int)(next - loader->changes) + 1;
-        memcpy(all, loader->changes, (size_t)now * sizeof *all);
-        dataloader_set_changes(loader, all, now);
-        free(all);
+    loader->mixture.first_sample = first_sample;
+    for (int i = 0; i < loader->mixture.count; i++) {
+        loader->mixture.parts[i].before = starts[i].before;
+        sample_order_resume(&loader->parts[i].order, starts[i].changes, starts[i].num_changes,
+                            mixture_taken(&loader->mixture, i, sample));
     }
     loader->position = sample;
-    loader->reader.epoch = UINT64_MAX;
     read_ahead_start(loader, B, capacity);
 }
 
-static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
-    return loader->samples_per_epoch;
+// Takes from now on only samples of one part, in the part's own order, from its first sample on; -1: the mixture's.
+// The loader has no thread.
+static void dataloader_take_part(struct dataloader *loader, int part) {
+    loader->only = part;
+    dataloader_seek(loader, 0);
 }
-static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) { return loader->total_tokens; }
-// Returns the epoch of the next sample, from 0 on.
+
+// The number of samples of all parts, or of the part that all samples are of, each once.
+static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
+    uint64_t samples = 0;
+    for (int i = 0; i < loader->mixture.count; i++)
+        samples += loader->only < 0 || loader->only == i ? loader->parts[i].order.samples_per_epoch : 0;
+    return samples;
+}
+static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) {
+    uint64_t tokens = 0;
+    for (int i = 0; i < loader->mixture.count; i++)
+        tokens += loader->parts[i].total_tokens;
+    return tokens;
+}
+// Returns the epochs of a part before a sample of the global sequence, with the part of the current one.
+static inline double dataloader_epochs(const struct dataloader *loader, int part, uint64_t sample) {
+    double more;
+    const uint64_t taken = mixture_taken(&loader->mixture, part, sample),
+                   epoch = sample_order_epoch(&loader->parts[part].order, taken, &more);
+    return (double)epoch + more;
+}
+// Returns the first part's epoch of the next sample, from 0 on.
 static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
-    const struct data_change *change = dataloader_change_at(loader, loader->position);
-    return change->first_epoch + (loader->position - change->first_sample) / change->samples_per_epoch;
+    return sample_order_epoch(&loader->parts[0].order, mixture_taken(&loader->mixture, 0, loader->position), NULL);
 }
 static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {

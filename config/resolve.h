@@ -340,6 +340,8 @@ static inline void config_resolve_data(struct config *c) {
             fail("--val-every %d needs --val-data: name the token shards to validate on", c->evaluation.val_every);
         c->evaluation.val_every = 0;
     }
+    if (c->data.new_data && strcmp(c->checkpoints.resume, "none") == 0)
+        fail("--new-data needs --resume: a new run has no other data; leave it out");
     if (c->evaluation.sample_tokens > c->model.seq_length &&
         (!*c->evaluation.generate || c->memory.plan)) { // with --generate its prompts decide
         if (config_given(c, evaluation.sample_tokens))

@@ -133,6 +133,7 @@ struct checkpoint_options {
 
 struct data_options {
     const char *config, *train_data, *val_data, *out;
+    bool new_data;
     // config_resolve sets the first three where separate_documents is set
     bool reset_attention_mask, reset_position_ids, eod_mask_loss, separate_documents;
     enum document_delimiter document_delimiter;

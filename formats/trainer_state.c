@@ -1,4 +1,5 @@
 #include "formats/trainer_state.h"
+#include "formats/mixture.h"         // MIXTURE_PARTS
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/machine/error.h"   // fail
 #include "runtime/text/json.h"       // json_writer
@@ -9,8 +10,10 @@
 #include <string.h>                  // memset, strcmp
 
 void trainer_state_free(struct trainer_state *state) {
+    for (int i = 0; i < state->num_parts; i++)
+        free(state->parts[i].changes);
     free(state->files);
-    free(state->changes);
+    free(state->parts);
     json_decref(state->root);
     memset(state, 0, sizeof *state);
 }
@@ -32,6 +35,37 @@ static void trainer_state_write_options(struct json *json, const struct options 
         if (options->rows[i].kind != OPTION_GROUP)
             json_str(json, options->rows[i].name, option_text(text, &options->rows[i], resolved));
     json_object_end(json);
+}
+
+// Writes "data_changes" of a part: from which epoch on how many of its files are used.
+static void trainer_state_write_changes(struct json *json, const struct trainer_part *part) {
+    json_array_begin(json, "data_changes");
+    for (int i = 0; i < part->num_changes; i++) {
+        json_object_begin(json, NULL);
+        json_uint(json, "first_epoch", part->changes[i].first_epoch);
+        json_int(json, "files", part->changes[i].files);
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+// Writes "data_start" and "parts" or, of one set that the run always had, only its "data_changes".
+static void trainer_state_write_parts(struct json *json, const struct trainer_state *state) {
+    if (state->num_parts == 1 && state->data_start == 0) {
+        trainer_state_write_changes(json, state->parts);
+        return;
+    }
+    json_uint(json, "data_start", state->data_start);
+    json_array_begin(json, "parts");
+    for (int i = 0; i < state->num_parts; i++) {
+        json_object_begin(json, NULL);
+        json_str(json, "name", state->parts[i].name);
+        json_uint(json, "weight", state->parts[i].weight);
+        json_uint(json, "before", state->parts[i].before);
+        json_int(json, "files", state->parts[i].num_files);
+        trainer_state_write_changes(json, &state->parts[i]);
+        json_object_end(json);
+    }
+    json_array_end(json);
 }
 
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
@@ -64,14 +98,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
         json_object_end(&json);
     }
     json_array_end(&json);
-    json_array_begin(&json, "data_changes");
-    for (int i = 0; i < state->num_changes; i++) {
-        json_object_begin(&json, NULL);
-        json_uint(&json, "first_epoch", state->changes[i].first_epoch);
-        json_int(&json, "files", state->changes[i].files);
-        json_object_end(&json);
-    }
-    json_array_end(&json);
+    trainer_state_write_parts(&json, state);
     trainer_state_write_options(&json, options, asked, given, resolved);
     json_object_end(&json);
 }
@@ -112,31 +139,79 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Reads the data changes: the first must begin at epoch 0, each have more files than its predecessor, and the last have
-// all.
-static const char *trainer_state_read_changes(struct trainer_state *state, const char *name, struct error_text *error) {
+// Reads the data changes of a part, whose num_files are set, from `object`: the first must begin at epoch 0, each have
+// more files than its predecessor, and the last have all.
+static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
+                                              struct error_text *error) {
     json_t *changes;
-    RETURN_PROBLEM(json_get_array(state->root, "data_changes", &changes, name, error));
-    if (json_array_size(changes) == 0 || json_array_size(changes) > (size_t)state->num_files)
+    RETURN_PROBLEM(json_get_array(object, "data_changes", &changes, name, error));
+    if (json_array_size(changes) == 0 || json_array_size(changes) > (size_t)part->num_files)
         return error_format(error, "%s: data_changes has %zu members; expected 1 to %d", name, json_array_size(changes),
-                            state->num_files);
-    state->num_changes = (int)json_array_size(changes);
-    state->changes = (struct trainer_data_change *)calloc((size_t)state->num_changes, sizeof *state->changes);
-    if (!state->changes)
-        return error_format(error, "%s: out of memory for %d changes of the data", name, state->num_changes);
-    for (int i = 0; i < state->num_changes; i++) {
+                            part->num_files);
+    part->num_changes = (int)json_array_size(changes);
+    part->changes = (struct data_change *)calloc((size_t)part->num_changes, sizeof *part->changes);
+    if (!part->changes)
+        return error_format(error, "%s: out of memory for %d changes of the data", name, part->num_changes);
+    for (int i = 0; i < part->num_changes; i++) {
         const json_t *change = json_array_get(changes, (size_t)i);
-        const int before = i ? state->changes[i - 1].files : 0;
-        const int64_t least = i ? (int64_t)state->changes[i - 1].first_epoch + 1 : 0;
+        const int before = i ? part->changes[i - 1].files : 0;
+        const int64_t least = i ? (int64_t)part->changes[i - 1].first_epoch + 1 : 0;
         int64_t files, epoch;
-        RETURN_PROBLEM(json_get_int(change, "files", before + 1, (int64_t)state->num_files + 1, &files, name, error));
+        RETURN_PROBLEM(json_get_int(change, "files", before + 1, (int64_t)part->num_files + 1, &files, name, error));
         RETURN_PROBLEM(json_get_int(change, "first_epoch", least, i ? TRAINER_MAX : 1, &epoch, name, error));
-        state->changes[i].files = (int)files;
-        state->changes[i].first_epoch = (uint64_t)epoch;
+        part->changes[i].files = (int)files;
+        part->changes[i].first_epoch = (uint64_t)epoch;
     }
-    if (state->changes[state->num_changes - 1].files != state->num_files)
+    if (part->changes[part->num_changes - 1].files != part->num_files)
         return error_format(error, "%s: data_changes ends with %d of %d files", name,
-                            state->changes[state->num_changes - 1].files, state->num_files);
+                            part->changes[part->num_changes - 1].files, part->num_files);
+    return NULL;
+}
+// Sets a part from its object. `left`: the files that no part before has.
+static const char *trainer_state_read_part(struct trainer_part *part, const json_t *object, int left, const char *name,
+                                           struct error_text *error) {
+    int64_t weight, files;
+    RETURN_PROBLEM(json_get_string(object, "name", &part->name, name, error));
+    RETURN_PROBLEM(json_get_int(object, "weight", 0, (int64_t)MIXTURE_WEIGHTS, &weight, name, error));
+    RETURN_PROBLEM(trainer_state_count(object, "before", &part->before, name, error));
+    RETURN_PROBLEM(json_get_int(object, "files", 1, (int64_t)left + 1, &files, name, error));
+    part->weight = (uint64_t)weight;
+    part->num_files = (int)files;
+    return trainer_state_read_changes(part, object, name, error);
+}
+// Sets data_start, parts and num_parts; files are set. States of one set have no "parts".
+static const char *trainer_state_read_parts(struct trainer_state *state, const char *name, struct error_text *error) {
+    json_t *parts;
+    uint64_t weights = 0;
+    RETURN_PROBLEM(json_opt_array(state->root, "parts", &parts, name, error));
+    const size_t count = parts ? json_array_size(parts) : 1;
+    if (count == 0 || count > MIXTURE_PARTS)
+        return error_format(error, "%s: parts has %zu members; expected 1 to %d", name, count, MIXTURE_PARTS);
+    state->parts = (struct trainer_part *)calloc(count, sizeof *state->parts);
+    if (!state->parts)
+        return error_format(error, "%s: out of memory for %zu parts", name, count);
+    state->num_parts = (int)count;
+    if (!parts) {
+        state->parts[0].name = "";
+        state->parts[0].weight = 1;
+        state->parts[0].num_files = state->num_files;
+        return trainer_state_read_changes(state->parts, state->root, name, error);
+    }
+    RETURN_PROBLEM(trainer_state_count(state->root, "data_start", &state->data_start, name, error));
+    int left = state->num_files;
+    for (size_t i = 0; i < count; i++) {
+        RETURN_PROBLEM(trainer_state_read_part(&state->parts[i], json_array_get(parts, i), left, name, error));
+        left -= state->parts[i].num_files;
+        weights += state->parts[i].weight;
+    }
+    if (left > 0)
+        return error_format(error, "%s: parts have %d of %d files", name, state->num_files - left, state->num_files);
+    if (weights == 0 || weights >= MIXTURE_WEIGHTS)
+        return error_format(error, "%s: weights are %llu together; expected 1 to 2^31 - 1", name,
+                            (unsigned long long)weights);
+    if (state->data_start > state->samples)
+        return error_format(error, "%s: data_start is %llu; expected at most samples, %llu", name,
+                            (unsigned long long)state->data_start, (unsigned long long)state->samples);
     return NULL;
 }
 
@@ -180,7 +255,7 @@ static const char *trainer_state_read_root(struct trainer_state *state, const ch
                             json_show(state->precision).text);
     RETURN_PROBLEM(trainer_state_read_base(state, name, error));
     RETURN_PROBLEM(trainer_state_read_files(state, name, error));
-    RETURN_PROBLEM(trainer_state_read_changes(state, name, error));
+    RETURN_PROBLEM(trainer_state_read_parts(state, name, error));
     RETURN_PROBLEM(trainer_state_read_options(state, "given", name, error));
     return trainer_state_read_options(state, "resolved", name, error);
 }

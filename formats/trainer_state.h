@@ -1,6 +1,7 @@
 // trainer_state.json of a checkpoint: the run's progress, its data and its options: what a run needs, besides the
 // parameters and the optimizer state, to go on as if it had never stopped.
 #pragma once
+#include "formats/sample_order.h"       // struct data_change
 #include "runtime/machine/error_text.h" // struct error_text
 #include "runtime/text/options.h"       // struct options
 #include <jansson.h>                    // json_t
@@ -15,10 +16,15 @@ struct trainer_file {
     uint64_t tokens;
     uint64_t digest; // token_file_digest; 0: not known, as of states of older programs
 };
-// From first_epoch on, the data is the first `files` shards.
-struct trainer_data_change {
-    uint64_t first_epoch;
-    int files;
+// A set of shards, of which a mixture has several (formats/mixture.h): num_files of the state's files, after the files
+// of the parts before.
+struct trainer_part {
+    const char *name; // in messages; "": the only part
+    uint64_t weight;
+    uint64_t before; // samples of it that were taken before the state's data_start
+    int num_files;
+    struct data_change *changes; // (num_changes) only first_epoch and files are set
+    int num_changes;
 };
 
 struct trainer_state {
@@ -36,9 +42,10 @@ struct trainer_state {
     const char *base_folder, *base_digest;
     struct trainer_file *files;
     int num_files;
-    struct trainer_data_change *changes;
-    int num_changes;
-    json_t *root; // set by reading, and owned, as files and changes then are: holds names and options; else NULL
+    uint64_t data_start; // position at which the run began with these sets and weights; 0: it always had them
+    struct trainer_part *parts;
+    int num_parts;
+    json_t *root; // set by reading, and owned, as files, parts and changes then are: holds names and options; else NULL
 };
 
 __BEGIN_DECLS

@@ -333,6 +333,8 @@ static void open_data(struct run *r) {
     if (*c->data.val_data && !config_generates(c))
         r->val = dataloader_open(c->data.val_data, c->model.seq_length, 0, false, c->model.vocab_size, c->rank,
                                  c->ranks, c->training.micro_batch_size, 0, "--val-data");
+    if (r->val && r->val->mixture.count > 1)
+        r->val_losses = (double *)calloc((size_t)r->val->mixture.count, sizeof *r->val_losses);
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
     if (!r->inputs || !r->targets)
@@ -395,6 +397,7 @@ static void close_run(struct run *r) {
     matmul_destroy(r->dev.matmul);
     attention_close(&r->dev);
     device_close(&r->dev);
+    free(r->val_losses);
     free(r->inputs);
     free(r->targets);
     free(r->document_starts);

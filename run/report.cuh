@@ -2,6 +2,7 @@
 #pragma once
 #include "run/environment.h"          // environment_describe
 #include "run/fp8_report.cuh"         // fp8_describe
+#include "run/mixture_report.cuh"     // report_mixture
 #include "run/other_tokenizer.h"      // report_other_tokenizer
 #include "run/plan_report.cuh"        // plan_offloads
 #include "run/planned_gpu.cuh"        // planned_gpu, gpu_name
@@ -20,6 +21,7 @@ static void report_training(const struct run *r) {
     char tokens[LOG_NUMBER];
     log_row("training data", "%s: %s tokens in %d files", c->data.train_data,
             log_count(tokens, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
+    report_mixture(r);
     log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->training.global_batch_size,
             c->model.seq_length, c->training.global_batch_size / c->training.micro_batch_size);
     if (c->ramp.samples > 0)

@@ -7,6 +7,7 @@
 #include "run/carried_files.h"     // files beside a model that its checkpoints have too
 #include "run/out_lock.h"          // OUT_LOCK_NAME
 #include "run/run.cuh"             // struct run
+#include "run/same_data.h"         // data_refusal, resume_same_data
 #include "formats/trainer_state.h" // trainer_state.json
 #include "runtime/files/links.h"   // link_stays_in_folder
 #include "runtime/machine/say.h"   // say_warning
@@ -14,45 +15,21 @@
 
 // ---- starting ----
 
-// Returns the digest of training shard i, above 0, which is computed once; 0: the file can't be read now.
-static uint64_t digest_of_shard(const struct run *r, int i) {
-    struct token_file *const file = &r->train->files[i];
-    struct error_text error;
-    if (!file->digest && token_file_digest(&file->digest, file, &error))
-        file->digest = 0;
-    return file->digest;
-}
-// Ends the program unless the checkpoint's shards, by name, length and digest, are the first ones of --train-data.
-static void check_data(const struct run *r, const struct trainer_state *state) {
-    const int now = dataloader_num_files(r->train);
-    for (int i = 0; i < state->num_files; i++) {
-        const char *name = i < now ? dataloader_name(r->train, i) : "none";
-        if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
-            fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, "
-                 "by files whose names sort last",
-                 i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
-                 json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens,
-                 r->config->checkpoint);
-        if (state->files[i].digest && state->files[i].digest != digest_of_shard(r, i))
-            fail("--train-data: %s has other tokens than when %s was saved; put the former file back, or begin another "
-                 "run with --init-from",
-                 r->train->files[i].path, r->config->checkpoint);
-    }
-}
-
-// Sets the training data to the checkpoint's position; ends the program where they are other data. Shards that were
-// added since the checkpoint count from the next epoch on.
+// Sets the training data to the checkpoint's position. Ends the program where they are other data, unless --new-data
+// wants them: the best validation loss then counts anew.
 static void resume_data(struct run *r, const struct trainer_state *state) {
-    struct data_change *changes = (struct data_change *)calloc((size_t)state->num_changes, sizeof *changes);
-    if (!changes)
-        fail("out of memory");
-    check_data(r, state);
-    for (int i = 0; i < state->num_changes; i++) {
-        changes[i].first_epoch = state->changes[i].first_epoch;
-        changes[i].files = state->changes[i].files;
+    struct error_text error;
+    const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
+    if (problem && !r->config->data.new_data)
+        fail("%s", problem);
+    if (!problem) {
+        resume_same_data(r->train, state);
+        return;
     }
-    dataloader_resume(r->train, changes, state->num_changes, state->samples);
-    free(changes);
+    resume_new_data(r->train, state);
+    r->data_is_new = true;
+    r->best_val_loss = NAN;
+    r->best_val_step = (int)state->step;
 }
 
 // Whether the checkpoint's FP8 scales still hold: all options by which a scale follows from its history are unchanged.
@@ -153,7 +130,6 @@ static void load_model(struct run *r) {
             fail("%s", problem);
         if (!fp8_scales_hold(c, &state))
             fp8_forget_scales(&r->model->fp8, &r->dev);
-        resume_data(r, &state);
         if (state.step > INT_MAX)
             fail("%s: step %lld is beyond what can be counted", c->checkpoint, (long long)state.step);
         r->first_step = r->enqueued = r->finished = (int)state.step;
@@ -163,6 +139,7 @@ static void load_model(struct run *r) {
         r->best_val_loss = state.best_val_loss;
         r->best_val_step = (int)state.best_val_step;
         r->validation_due = state.validation_due;
+        resume_data(r, &state);
         trainer_state_free(&state);
     } else {
         problem = load_parameters(r, &error);
@@ -189,28 +166,15 @@ static char *state_json(const struct run *r, size_t *bytes) {
     state.precision = sizeof(floatX) == 2 ? "bf16" : "fp32";
     state.base_folder = *r->base_folder ? r->base_folder : NULL;
     state.base_digest = r->base_digest;
-    state.num_files = dataloader_num_files(r->train);
-    state.num_changes = r->train->num_changes;
-    state.files = (struct trainer_file *)calloc((size_t)state.num_files, sizeof *state.files);
-    state.changes = (struct trainer_data_change *)calloc((size_t)state.num_changes, sizeof *state.changes);
+    data_state(&state, r->train);
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);
-    if (!state.files || !state.changes || !out)
+    if (!out)
         fail("out of memory for a checkpoint");
-    for (int i = 0; i < state.num_files; i++) {
-        state.files[i].name = dataloader_name(r->train, i);
-        state.files[i].tokens = r->train->files[i].tokens;
-        state.files[i].digest = digest_of_shard(r, i);
-    }
-    for (int i = 0; i < state.num_changes; i++) {
-        state.changes[i].first_epoch = r->train->changes[i].first_epoch;
-        state.changes[i].files = r->train->changes[i].files;
-    }
     trainer_state_write(out, &state, &config_options, c->asked, c->asked->given, c);
     if (fclose(out) != 0)
         fail("out of memory for a checkpoint");
-    free(state.files);
-    free(state.changes);
+    data_state_free(&state);
     return text;
 }
 

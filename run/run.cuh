@@ -34,6 +34,8 @@ struct run {
     struct fit_rates rates;   // of auto and of a plan, to predict times with; flops 0: not known
     struct gpt *model;
     struct dataloader *train, *val;
+    double *val_losses; // (sets of r->val) of the last validation, if there are several; else NULL
+    bool data_is_new;   // --new-data: the training data are not the checkpoint's
     struct vocabulary vocabulary;
     struct tokenizer tokenizer; // of --generate, --eval-tasks and --perplexity
     struct eval_tasks *tasks;   // of --eval-tasks; NULL: none

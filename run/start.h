@@ -4,7 +4,7 @@
 #include "config/config.h"             // struct config
 #include "config/config_file.h"        // config_auto_chooses
 #include "config/fp8.h"                // config_drop_unused_fp8
-#include "dataloader.h"                // paths_any
+#include "dataloader.h"                // mixture_any
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
 #include "formats/peft_config.h"       // peft_config_read
@@ -352,7 +352,8 @@ static void start_take_rows(struct config *config) {
     struct token_file file;
     struct error_text error;
     memset(&file, 0, sizeof file);
-    if (config_generates(config) || !paths_any(patterns, path, sizeof path))
+    const char *const option = config_trains(config) ? "--train-data" : "--val-data";
+    if (config_generates(config) || !mixture_any(patterns, option, path, sizeof path))
         return;
     const bool opened = token_file_open(&file, path, &error) == NULL; // else the data loader says what is wrong
     const bool rows = opened && file.row_tokens > 0;

@@ -1,17 +1,18 @@
 // The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
 // and checks the replicas where due.
 #pragma once
-#include "run/check_graphs.cuh"  // check_graphs
-#include "run/eval_tasks.cuh"    // score_tasks
-#include "run/fp8_report.cuh"    // fp8_shares
-#include "run/generate.cuh"      // generate_samples
-#include "run/ranks.cuh"         // look_for_requests, measure_collectives, check_replicas
-#include "run/resume.cuh"        // save, finish_save
-#include "run/utilization.cuh"   // gpt_flops_per_token
-#include "run/run.cuh"           // struct run
-#include "run/validate.cuh"      // validate_step
-#include "run/watch_device.cuh"  // watch_device
-#include "runtime/machine/say.h" // say_warning
+#include "run/check_graphs.cuh"   // check_graphs
+#include "run/eval_tasks.cuh"     // score_tasks
+#include "run/fp8_report.cuh"     // fp8_shares
+#include "run/generate.cuh"       // generate_samples
+#include "run/mixture_report.cuh" // log_epochs
+#include "run/ranks.cuh"          // look_for_requests, measure_collectives, check_replicas
+#include "run/resume.cuh"         // save, finish_save
+#include "run/utilization.cuh"    // gpt_flops_per_token
+#include "run/run.cuh"            // struct run
+#include "run/validate.cuh"       // validate_step
+#include "run/watch_device.cuh"   // watch_device
+#include "runtime/machine/say.h"  // say_warning
 
 // ---- enqueueing a step ----
 
@@ -205,6 +206,15 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
+// Logs each set's loss of the validation after step `done`, prints its result. Every rank calls this.
+static void report_validation(struct run *r, int done, double loss) {
+    char sets[MIXTURE_TEXT];
+    const bool best = r->best_val_step == done;
+    val_losses_text(sets, r);
+    log_val_losses(r, done);
+    log_event(&r->log, "step %d: validation loss %.4f%s%s", done, loss, sets, best ? ", the best so far" : "");
+}
+
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
 // since they need the step's own parameters. `updated`: as finish_step returned. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
@@ -216,9 +226,9 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (r->val && due(c->evaluation.val_every, done, c->training.train_steps))
         entry->has_val_loss = validate_step(r, done, &entry->val_loss);
     log_step(&r->log, entry);
+    log_epochs(r);
     if (entry->has_val_loss)
-        log_event(&r->log, "step %d: validation loss %.4f%s", done, entry->val_loss,
-                  r->best_val_step == done ? ", the best so far" : "");
+        report_validation(r, done, entry->val_loss);
     if (tasks_due(r, done) && !r->validation_due && !score_tasks(r, done))
         log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
     if (updated && due(c->evaluation.sample_every, done, c->training.train_steps) && !r->validation_due)
@@ -255,8 +265,8 @@ static bool must_finish_now(const struct run *r) {
            replicas_check_due(r);
 }
 
-// Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint; the last
-// save may still be in progress (finish_save). Every rank calls this.
+// Trains to the last step, or until a signal or --exit-after ends the run, with a checkpoint; the last save
+// may still be in progress (finish_save). Every rank calls this.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.

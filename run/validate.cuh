@@ -1,7 +1,8 @@
 // Validation: the loss over a fixed part of the validation data, during training and as a run of its own (--eval-only).
 #pragma once
-#include "run/ranks.cuh" // share_losses, grant_request
-#include "run/run.cuh"   // struct run
+#include "run/mixture_report.cuh" // log_val_losses
+#include "run/ranks.cuh"          // share_losses, grant_request
+#include "run/run.cuh"            // struct run
 
 // The number of batches of --micro-batch-size that validation takes, of all ranks together: at most --val-steps. What
 // does not fill a batch is left out, except of examples to finetune on and where samples are fewer than one batch: the
@@ -23,10 +24,10 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// Returns the mean loss over the first --val-steps batches of the validation data, always the same, added in an order
-// that does not depend on the number of ranks; NAN where a signal stopped the validation (r->stopped) or a loss is.
-// *targets: how many counted; if none, ends the program. Every rank calls this.
-static double validate(struct run *r, double *targets) {
+// Returns the mean loss over the first --val-steps batches of the set that r->val takes, always the same, added in an
+// order that does not depend on the number of ranks; NAN where a signal stopped the validation (r->stopped) or a loss
+// is. *targets: how many counted; if none, ends the program. Every rank calls this.
+static double validate_set(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
     struct loss_sum loss = {0, 0}, *losses = (struct loss_sum *)calloc((size_t)c->ranks, sizeof *losses);
@@ -50,6 +51,25 @@ static double validate(struct run *r, double *targets) {
             "--val-data: none of the tokens that validation takes has loss; make the data again, or raise --val-steps");
     *targets = loss.count;
     return stop ? NAN : loss_mean(loss);
+}
+
+// Returns validate_set's loss of the validation data; of several sets the mean by their weights, with each set's own in
+// r->val_losses. *targets: how many counted in all. Every rank calls this.
+static double validate(struct run *r, double *targets) {
+    double mean = 0, counted;
+    if (!r->val_losses)
+        return validate_set(r, targets);
+    *targets = 0;
+    for (int i = 0; i < r->val->mixture.count; i++) {
+        const double share = mixture_share(&r->val->mixture, i);
+        dataloader_take_part(r->val, i);
+        const double loss = r->val_losses[i] = validate_set(r, &counted);
+        if (isnan(loss) && r->stopped)
+            return NAN;
+        mean += share > 0 ? share * loss : 0;
+        *targets += counted;
+    }
+    return mean;
 }
 
 // Validates after step `done`, with the result in *loss, and keeps the best loss so far. Returns false where a signal
@@ -77,8 +97,11 @@ static void repeat_validation(struct run *r) {
     const bool validated = validate_step(r, r->finished, &loss);
     gpt_swap_averages(r->model);
     if (validated) {
+        char sets[MIXTURE_TEXT];
+        val_losses_text(sets, r);
         log_val_loss(&r->log, r->finished, loss);
-        log_event(&r->log, "step %d: validation loss %.4f", r->finished, loss);
+        log_val_losses(r, r->finished);
+        log_event(&r->log, "step %d: validation loss %.4f%s", r->finished, loss, sets);
     }
 }
 
@@ -93,5 +116,8 @@ static int evaluate_only(struct run *r) {
         fail("the validation loss is %g: the model's weights or activations are out of the range of %s", loss,
              sizeof(floatX) == 2 ? "bf16" : "fp32");
     printf("validation loss %.9g, perplexity %.6g, over %.0f tokens\n", loss, exp(loss), targets);
+    for (int i = 0; i < r->val->mixture.count && r->val_losses; i++)
+        say(stdout, "  %s: validation loss %.9g, perplexity %.6g\n", r->val->mixture.parts[i].name, r->val_losses[i],
+            exp(r->val_losses[i]));
     return EXIT_SUCCESS;
 }

@@ -306,6 +306,7 @@ static void documents_survive_a_resume(void **state) {
         for (int ahead = 0; ahead < 3; ahead++) {
             int32_t expected[3][ROWS * T];
             const struct data_change all = {0, FILES, 0, 0}, grown = {0, 2, 0, 0};
+            const struct part_start whole = {0, &all, 1}, fewer = {0, &grown, 1};
             files_write(cases[k].megatron, 9, (uint64_t)k);
             struct dataloader *loader = documents_open(&cases[k], true, 0, 1, ROWS, ahead);
             for (int i = 0; i < 20; i++)
@@ -316,14 +317,14 @@ static void documents_survive_a_resume(void **state) {
             dataloader_close(loader);
 
             loader = documents_open(&cases[k], true, 0, 1, ROWS, ahead);
-            dataloader_resume(loader, &all, 1, 19 * ROWS);
+            dataloader_resume(loader, 0, &whole, 19 * ROWS);
             assert_int_equal(loader->ahead.capacity, ahead * ROWS);
             batch_check(loader, ROWS, cases[k].rule, true);
             assert_memory_equal(inputs, expected[0], sizeof inputs);
             assert_memory_equal(targets, expected[1], sizeof targets);
             assert_memory_equal(starts, expected[2], sizeof starts);
             batch_check(loader, 4, cases[k].rule, true); // another batch, and then one more shard
-            dataloader_resume(loader, &grown, 1, 19 * ROWS);
+            dataloader_resume(loader, 0, &fewer, 19 * ROWS);
             assert_int_equal(loader->ahead.capacity, ahead * ROWS);
             while (dataloader_epoch(loader) < 4)
                 batch_check(loader, ROWS, cases[k].rule, true);

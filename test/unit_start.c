@@ -52,7 +52,8 @@ static struct old_run write_run(const char *precision, const char *const *asked,
     struct old_run run;
     struct config was_asked = read_command(asked), resolved = read_command(then);
     struct trainer_file file = {"shard.bin", 1000};
-    struct trainer_data_change change = {0, 1};
+    struct data_change change = {0, 1, 0, 0};
+    struct trainer_part part = {"", 1, 0, 1, &change, 1};
     struct error_text error;
     char *text = NULL, path[TEST_PATH + 32];
     size_t bytes = 0;
@@ -60,8 +61,8 @@ static struct old_run write_run(const char *precision, const char *const *asked,
     memset(&run.state, 0, sizeof run.state);
     run.state.precision = precision;
     run.state.files = &file;
-    run.state.changes = &change;
-    run.state.num_files = run.state.num_changes = 1;
+    run.state.parts = &part;
+    run.state.num_files = run.state.num_parts = 1;
     FILE *out = open_memstream(&text, &bytes);
     trainer_state_write(out, &run.state, &config_options, &was_asked, was_asked.given, &resolved);
     fclose(out);

@@ -6,12 +6,20 @@
 static void check(const struct trainer_state *state) {
     fuzz_require(state->step >= 0 && state->skipped <= state->step && state->best_val_step <= state->step);
     fuzz_require(strcmp(state->precision, "bf16") == 0 || strcmp(state->precision, "fp32") == 0);
-    fuzz_require(state->num_files >= 1 && state->num_changes >= 1);
-    fuzz_require(state->changes[0].first_epoch == 0);
-    for (int i = 1; i < state->num_changes; i++)
-        fuzz_require(state->changes[i].first_epoch > state->changes[i - 1].first_epoch &&
-                     state->changes[i].files > state->changes[i - 1].files);
-    fuzz_require(state->changes[state->num_changes - 1].files == state->num_files);
+    fuzz_require(state->num_files >= 1 && state->num_parts >= 1 && state->data_start <= state->samples);
+    int files = 0;
+    uint64_t weights = 0;
+    for (int p = 0; p < state->num_parts; p++) {
+        const struct trainer_part *part = &state->parts[p];
+        fuzz_require(part->num_changes >= 1 && part->changes[0].first_epoch == 0);
+        for (int i = 1; i < part->num_changes; i++)
+            fuzz_require(part->changes[i].first_epoch > part->changes[i - 1].first_epoch &&
+                         part->changes[i].files > part->changes[i - 1].files);
+        fuzz_require(part->changes[part->num_changes - 1].files == part->num_files);
+        files += part->num_files;
+        weights += part->weight;
+    }
+    fuzz_require(files == state->num_files && weights >= 1);
     trainer_state_option(state, "given", "lr");
     trainer_state_option(state, "resolved", "seed");
 }
@@ -35,13 +43,21 @@ static void write_again(const struct trainer_state *state) {
     if (state->base_folder)
         fuzz_require(strcmp(again.base_folder, state->base_folder) == 0 &&
                      strcmp(again.base_digest, state->base_digest) == 0);
-    fuzz_require(again.num_files == state->num_files && again.num_changes == state->num_changes);
+    fuzz_require(again.num_files == state->num_files && again.num_parts == state->num_parts &&
+                 again.data_start == state->data_start);
     for (int i = 0; i < again.num_files; i++)
         fuzz_require(strcmp(again.files[i].name, state->files[i].name) == 0 &&
                      again.files[i].tokens == state->files[i].tokens);
-    for (int i = 0; i < again.num_changes; i++)
-        fuzz_require(again.changes[i].files == state->changes[i].files &&
-                     again.changes[i].first_epoch == state->changes[i].first_epoch);
+    for (int p = 0; p < again.num_parts; p++) {
+        const struct trainer_part *was = &state->parts[p], *is = &again.parts[p];
+        const bool plain = again.num_parts == 1 && again.data_start == 0; // its name and weight are not written
+        fuzz_require(plain || (strcmp(is->name, was->name) == 0 && is->weight == was->weight));
+        fuzz_require(plain || is->before == was->before);
+        fuzz_require(is->num_files == was->num_files && is->num_changes == was->num_changes);
+        for (int i = 0; i < is->num_changes; i++)
+            fuzz_require(is->changes[i].files == was->changes[i].files &&
+                         is->changes[i].first_epoch == was->changes[i].first_epoch);
+    }
     trainer_state_free(&again);
     free(text);
 }

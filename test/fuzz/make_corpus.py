@@ -417,6 +417,25 @@ def trainer_state():
     yield "change_files", changes((0, 2), (1, 2)), "files is 2; expected 3 to 2"
     yield "change_files_more", changes((0, 3)), "files is 3; expected 1 to 2"
     yield "change_last", changes((0, 1)), "data_changes ends with 1 of 2 files"
+    first = {"name": "web", "weight": 7, "before": 0, "files": 1, "data_changes": [{"first_epoch": 0, "files": 1}]}
+
+    def mixed(data_start=0, **more):
+        return make(data_start=data_start, parts=[first, {**first, "name": "code", "weight": 3, "before": 5, **more}])
+
+    yield "good_parts", mixed(), "accepted"
+    yield "good_new_data", make(data_start=40, parts=[{**first, "files": 2, "data_changes": state["data_changes"]}]), "accepted"
+    yield "data_start_none", make(parts=[first]), "data_start is absent"
+    yield "data_start_more", mixed(data_start=81), "data_start is 81; expected at most samples, 80"
+    yield "parts_type", make(parts=1), "parts is an integer"
+    yield "parts_empty", make(data_start=0, parts=[]), "parts has 0 members; expected 1 to 64"
+    yield "parts_few", make(data_start=0, parts=[first]), "parts have 1 of 2 files"
+    yield "part_files", mixed(files=2), "files is 2; expected 1 to 1"
+    yield "part_weight", mixed(weight=-1), "weight is -1; expected 0 to"
+    yield "part_weights", mixed(weight=2**31 - 1), "weights are 2147483654 together; expected 1 to 2^31 - 1"
+    yield "part_no_weights", make(data_start=0, parts=[{**first, "weight": 0}, {**first, "weight": 0}]), "weights are 0 together"
+    yield "part_before", mixed(before=-1), "before is -1"
+    yield "part_name", mixed(name=1), "name is an integer"
+    yield "part_changes", mixed(data_changes=[{"first_epoch": 1, "files": 1}]), "first_epoch is 1; expected 0 to 0"
     yield "option_type", make(given={"lr": 0.001}), "lr is a number with a fraction"
     yield "option_nul", make(resolved={"lr": "\0"}), "lr is a string with a NUL byte"
 

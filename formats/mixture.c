@@ -1,0 +1,242 @@
+#include "formats/mixture.h"
+#include "formats/token_paths.h"      // paths_any
+#include "runtime/machine/error.h"    // fail
+#include "runtime/machine/text_add.h" // text_copy
+#include <math.h>                     // isfinite, llround, pow
+#include <stdio.h>                    // snprintf
+#include <stdlib.h>                   // strtod, calloc
+#include <string.h>                   // strchr, strspn
+#include <unistd.h>                   // access
+
+static const char SPACES[] = " \t\n\r\v\f";
+
+// ---- the text ----
+
+// The number of bytes of the word at the start of a text, which ends at a space that no backslash precedes.
+static size_t word_length(const char *text) {
+    size_t n = 0;
+    while (text[n] && !strchr(SPACES, text[n]))
+        n += text[n] == '\\' && text[n + 1] ? 2 : 1;
+    return n;
+}
+// Returns the next word of a text, which the caller frees, and moves *text behind it; NULL: there is none.
+static char *next_word(const char **text, const char *option) {
+    const char *const begin = *text + strspn(*text, SPACES);
+    const size_t length = word_length(begin);
+    *text = begin + length;
+    char *const word = length ? strndup(begin, length) : NULL;
+    if (length && !word)
+        fail("%s: out of memory", option);
+    return word;
+}
+// Whether a word is a number, *value.
+static bool is_number(const char *word, double *value) {
+    char *end;
+    *value = strtod(word, &end);
+    return end != word && *end == '\0';
+}
+
+bool mixture_is_named(const char *text) {
+    const char *at = text;
+    double value;
+    if (!strchr(SPACES, text[strcspn(text, SPACES)]) || access(text, F_OK) == 0)
+        return false;
+    char *const first = next_word(&at, "");
+    const bool number = first && is_number(first, &value);
+    free(first);
+    return number && at[strspn(at, SPACES)] != '\0';
+}
+
+// ---- names ----
+
+// name = the last `folders` + 1 components of a pattern, without what is only there to match: wildcards, the ending,
+// separators at the ends. Returns whether the pattern has more components.
+static bool short_name(char *name, size_t size, const char *pattern, int folders) {
+    const char *begin = pattern + strlen(pattern);
+    size_t length = 0;
+    int slashes = 0;
+    for (; begin > pattern && slashes <= folders; begin--)
+        slashes += begin[-1] == '/';
+    begin += slashes > folders;
+    for (const char *at = begin; *at && *at != ',' && length + 1 < size; at++)
+        if (!strchr("*?[]{}\\", *at))
+            name[length++] = *at;
+    name[length] = '\0';
+    if (length >= 4 && (strcmp(name + length - 4, ".bin") == 0 || strcmp(name + length - 4, ".idx") == 0))
+        name[length -= 4] = '\0';
+    while (length > 0 && strchr("_-./", name[length - 1]))
+        name[--length] = '\0';
+    const size_t leading = strspn(name, "_-./");
+    memmove(name, name + leading, length + 1 - leading);
+    return slashes > folders;
+}
+// Names each part by as much of its pattern's end as no other part has; else by its pattern, with a number if need be.
+static void name_parts(struct mixture *mixture) {
+    char own[256], other[256];
+    for (int i = 0; i < mixture->count; i++) {
+        struct mixture_part *const part = &mixture->parts[i];
+        bool unique = false, more = true;
+        for (int folders = 0; more && !unique; folders++) {
+            more = short_name(own, sizeof own, part->pattern, folders);
+            unique = *own != '\0';
+            for (int k = 0; k < mixture->count && unique; k++) {
+                short_name(other, sizeof other, mixture->parts[k].pattern, folders);
+                unique = k == i || strcmp(own, other) != 0;
+            }
+        }
+        bool same = false;
+        for (int k = 0; k < mixture->count && !unique; k++)
+            same |= k != i && strcmp(part->pattern, mixture->parts[k].pattern) == 0;
+        if (!unique)
+            snprintf(own, sizeof own, same ? "%.200s (%d)" : "%.200s", part->pattern, i + 1);
+        part->name = text_copy(own);
+    }
+}
+
+// ---- weights ----
+
+// Returns the largest number that divides a and b; the other one where one is 0.
+static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
+
+// Sets the parts' integer weights in the ratios of `weights` (count): exactly where these are decimals of few digits,
+// else to a billionth of their sum. A weight above 0 stays above 0.
+static void set_weights(struct mixture *mixture, const double *weights) {
+    double sum = 0, scale = 1;
+    bool exact = false;
+    for (int i = 0; i < mixture->count; i++)
+        sum += weights[i];
+    for (int digits = 0; digits <= 9 && !exact; digits++) {
+        scale = pow(10, digits);
+        exact = sum * scale < (double)MIXTURE_WEIGHTS / 2;
+        for (int i = 0; i < mixture->count && exact; i++) {
+            const double scaled = weights[i] * scale;
+            exact = fabs(scaled - round(scaled)) <= 1e-9 * fmax(1, scaled) && (round(scaled) > 0 || weights[i] <= 0);
+        }
+    }
+    uint64_t divisor = 0;
+    for (int i = 0; i < mixture->count; i++) {
+        const long long rounded = llround(exact ? weights[i] * scale : weights[i] / sum * 1e9);
+        mixture->parts[i].weight = rounded > 0 ? (uint64_t)rounded : weights[i] > 0;
+        divisor = common_divisor(mixture->parts[i].weight, divisor);
+    }
+    for (int i = 0; i < mixture->count; i++)
+        mixture->parts[i].weight /= divisor;
+}
+
+// ---- parsing ----
+
+// Sets the only part of a text that names no mixture.
+static void parse_one(struct mixture *mixture, const char *text) {
+    mixture->parts[0].pattern = text_copy(text);
+    mixture->parts[0].weight = 1;
+    mixture->count = 1;
+}
+void mixture_parse(struct mixture *mixture, const char *text, const char *option) {
+    static const char example[] = "as '0.7 web_*.bin 0.3 code_*.bin'";
+    double weights[MIXTURE_PARTS], sum = 0;
+    memset(mixture, 0, sizeof *mixture);
+    mixture->parts = (struct mixture_part *)calloc(MIXTURE_PARTS, sizeof *mixture->parts);
+    if (!mixture->parts)
+        fail("%s: out of memory", option);
+    const char *at = text;
+    char *word = mixture_is_named(text) ? next_word(&at, option) : NULL;
+    if (!word)
+        parse_one(mixture, text);
+    for (; word; word = next_word(&at, option)) {
+        if (mixture->count == MIXTURE_PARTS)
+            fail("%s: '%s' mixes more than %d sets; list files of equal weight in one pattern, with commas", option,
+                 text, MIXTURE_PARTS);
+        double *const weight = &weights[mixture->count];
+        char *const pattern = next_word(&at, option);
+        if (!is_number(word, weight) || !pattern)
+            fail("%s: '%s': expected a weight before each pattern, %s, but found '%s'%s; a \\ keeps a space in a name",
+                 option, text, example, word, pattern ? "" : " and nothing behind it");
+        if (!isfinite(*weight) || *weight < 0)
+            fail("%s: '%s': the weight of %s is %s; expected 0 or more, %s", option, text, pattern, word, example);
+        sum += *weight;
+        free(word);
+        mixture->parts[mixture->count++].pattern = pattern;
+    }
+    if (mixture->count > 1 || mixture_is_named(text)) {
+        if (!(sum > 0 && isfinite(sum)))
+            fail("%s: '%s': the weights' sum is %g; expected one weight above 0 at least, %s", option, text, sum,
+                 example);
+        set_weights(mixture, weights);
+    }
+    name_parts(mixture);
+}
+void mixture_close(struct mixture *mixture) {
+    for (int i = 0; i < mixture->count; i++) {
+        free(mixture->parts[i].pattern);
+        free(mixture->parts[i].name);
+    }
+    free(mixture->parts);
+    memset(mixture, 0, sizeof *mixture);
+}
+
+bool mixture_any(const char *text, const char *option, char *path, size_t size) {
+    struct mixture mixture;
+    bool found = false;
+    mixture_parse(&mixture, text, option);
+    for (int i = 0; i < mixture.count && !found; i++)
+        found = paths_any(mixture.parts[i].pattern, path, size);
+    mixture_close(&mixture);
+    return found;
+}
+
+// ---- the order ----
+
+// Returns the sum of the weights.
+static uint64_t weights_of(const struct mixture *mixture) {
+    uint64_t sum = 0;
+    for (int i = 0; i < mixture->count; i++)
+        sum += mixture->parts[i].weight;
+    return sum;
+}
+// Returns the part of the next sample, of which taken[i] (count) samples of each part are taken: the lowest
+// (2 taken + 1) / weight. Weights and taken are below 2^31.
+static int next_part(const struct mixture *mixture, const uint64_t *taken) {
+    int best = -1;
+    for (int i = 0; i < mixture->count; i++) {
+        const uint64_t weight = mixture->parts[i].weight;
+        if (weight > 0 &&
+            (best < 0 || (2 * taken[i] + 1) * mixture->parts[best].weight < (2 * taken[best] + 1) * weight))
+            best = i;
+    }
+    return best;
+}
+// taken (count) = the number of samples of each part among the first n of the mixture, less *cycles times its weight:
+// the order repeats after as many samples as the weights' sum. Returns the part of sample n.
+static int take(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
+    const uint64_t all = weights_of(mixture), rest = n % all, parts = (uint64_t)mixture->count;
+    // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.
+    const uint64_t near = rest > parts ? rest - parts : 0;
+    uint64_t left = rest;
+    *cycles = n / all;
+    for (int i = 0; i < mixture->count; i++) {
+        taken[i] = (2 * near * mixture->parts[i].weight + all - 1) / (2 * all);
+        left -= taken[i];
+    }
+    for (; left > 0; left--)
+        taken[next_part(mixture, taken)]++;
+    return next_part(mixture, taken);
+}
+
+struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample) {
+    uint64_t taken[MIXTURE_PARTS], cycles;
+    struct mixture_place place = {0, sample - mixture->first_sample + mixture->parts[0].before};
+    if (mixture->count == 1)
+        return place;
+    place.part = take(mixture, sample - mixture->first_sample, taken, &cycles);
+    const struct mixture_part *part = &mixture->parts[place.part];
+    place.sample = part->before + cycles * part->weight + taken[place.part];
+    return place;
+}
+uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample) {
+    uint64_t taken[MIXTURE_PARTS], cycles;
+    take(mixture, sample - mixture->first_sample, taken, &cycles);
+    return mixture->parts[part].before + cycles * mixture->parts[part].weight + taken[part];
+}
+double mixture_share(const struct mixture *mixture, int part) {
+    return (double)mixture->parts[part].weight / (double)weights_of(mixture);
+}

@@ -1,0 +1,51 @@
+// A mixture of sets of token shards, as '0.7 web_*.bin 0.3 code_*.bin' names it: which set a sample of the run is of.
+//
+// Weights count samples. They become integers, and the order follows only from these: the samples j = 0, 1, ... of set
+// i are put in order by (2j + 1) / weight_i, ties by i. So after n samples of the run a set with the share w of the
+// weights has given w n samples, give or take one or two. No state is kept: the place of any sample is computed, by
+// integers that are exact on each machine. Each set has its own order and epochs (formats/sample_order.h), the same that
+// it would have as the only set.
+#pragma once
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // uint64_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+enum { MIXTURE_PARTS = 64 };                               // the most sets of a mixture
+static const uint64_t MIXTURE_WEIGHTS = (uint64_t)1 << 31; // the sum of weights stays below this
+
+struct mixture_part {
+    char *pattern;   // of its files; owned
+    char *name;      // short, and no other part's; owned
+    uint64_t weight; // 0: its samples are not taken
+    uint64_t before; // samples of the part that were taken before the mixture's first sample
+};
+struct mixture {
+    struct mixture_part *parts; // (count) owned
+    int count;                  // 1: there is nothing to mix
+    uint64_t first_sample;      // of the run, at which the mixture begins
+};
+// The place of a sample of the run: a sample of a part's own order.
+struct mixture_place {
+    int part;
+    uint64_t sample;
+};
+
+__BEGIN_DECLS
+// Whether a text names a mixture: several words, the first of which is a number; a file of that name is none.
+bool mixture_is_named(const char *text);
+// Fills *mixture from a text: a mixture, or only the patterns of one set. mixture_close frees it. A bad text ends the
+// program, by a message that begins with `option`. A backslash keeps a space in a pattern.
+void mixture_parse(struct mixture *mixture, const char *text, const char *option);
+void mixture_close(struct mixture *mixture);
+// path (size bytes) = a file that one of the text's patterns matches; false: none does, or its name is too long. A text
+// that can't be parsed ends the program.
+bool mixture_any(const char *text, const char *option, char *path, size_t size);
+
+// Returns the place of a sample of the run, which is first_sample or later. Only the parts' weights and `before` count.
+struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
+// The number of samples of a part that are taken before a sample of the run, which is first_sample or later.
+uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);
+// Returns the part's share of the weights, 0 to 1.
+double mixture_share(const struct mixture *mixture, int part);
+__END_DECLS

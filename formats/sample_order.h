@@ -1,0 +1,55 @@
+// The order of the samples of a set of shards: one global sequence that depends only on the shards, the length of a
+// sample and the seed. Epoch after epoch it has the shards in a shuffled order, and within each shard its windows in a
+// shuffled order (without shuffling: file order). The permutations are computed, not stored, so that a shard of any
+// size costs no memory. Shards that are added at the end of the list while a run is stopped are used from the next
+// epoch on (sample_order_resume).
+#pragma once
+#include <stdbool.h>   // bool
+#include <stdint.h>    // uint64_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+// From first_epoch on, the data is the first `files` shards.
+struct data_change {
+    uint64_t first_epoch;
+    int files;
+    uint64_t first_sample, samples_per_epoch; // derived by sample_order_set_changes
+};
+
+struct sample_order {
+    const char *option;      // that named the files, for messages
+    const uint64_t *windows; // (num_files) samples of each shard; the caller's
+    int num_files;
+    uint64_t seed;
+    bool shuffle;
+    uint64_t samples_per_epoch;  // of all shards
+    struct data_change *changes; // (num_changes) by epoch; the first one is at epoch 0; owned
+    int num_changes;
+    // Of the epoch of the sample that was located last, used by sample_order_locate only:
+    uint64_t epoch;  // UINT64_MAX before the first sample
+    int files;       // of this epoch
+    int *order;      // (files) the shards in this epoch's order; owned
+    uint64_t *first; // (files + 1) sample of the epoch at which shard order[i] begins; owned
+};
+
+__BEGIN_DECLS
+// Returns the key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
+uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
+// Returns the image of `index` under a keyed permutation of 0..n-1.
+uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
+
+// Fills the zeroed *order, with all shards from the start; sample_order_close frees what it owns. windows (num_files)
+// stays the caller's, and must stay. Ends the program where memory is out.
+void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
+                       const char *option);
+void sample_order_close(struct sample_order *order);
+// Copies first_epoch and files of `count` (at least 1) changes; derives the rest. Ends the program where memory is out.
+void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
+// Sets the changes of a run that is at `sample` (at least one change; only first_epoch and files are read). Shards that
+// were added since the last change are used from the first epoch that has not begun. Ends the program where memory is
+// out.
+void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
+// Finds the shard of a sample, and the window in that shard.
+void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
+// Returns the epochs before a sample, from 0 on: *part (unless NULL) is the part of the current epoch, 0 to 1.
+uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);
+__END_DECLS

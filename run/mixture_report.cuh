@@ -1,0 +1,91 @@
+// What is said of the sets of a mixture: their shares and epochs at the start, in log.jsonl and at the end, and their
+// validation losses.
+#pragma once
+#include "run/run.cuh"                // struct run
+#include "runtime/machine/say.h"      // say
+#include "runtime/machine/text_add.h" // text_add
+
+enum { MIXTURE_TEXT = 512 };
+// Epochs of a set beyond which its repeated tokens add little: Muennighoff et al. 2023, arXiv 2305.16264.
+static const double EPOCHS_WORTH = 4;
+
+// Returns the epochs of a set by the end of the run's last step, or where the run is, if that is further.
+static double epochs_at_end(const struct run *r, int part) {
+    const struct config *c = r->config;
+    const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);
+    return dataloader_epochs(r->train, part, end > now ? end : now);
+}
+// Prints, at the start, the sets of the training data if there are several, and which of them are repeated often; and
+// whether other data begin here.
+static void report_mixture(const struct run *r) {
+    const struct dataloader *train = r->train;
+    char tokens[LOG_NUMBER], share[LOG_NUMBER], epochs[LOG_NUMBER];
+    const int parts = train->mixture.count;
+    for (int i = 0; i < parts && parts > 1; i++)
+        log_row("mixture", "%s %% %s: %s tokens in %d files, %s epochs by the last step",
+                log_digits(share, 100 * mixture_share(&train->mixture, i)), train->mixture.parts[i].name,
+                log_count(tokens, (int64_t)train->parts[i].total_tokens), train->parts[i].order.num_files,
+                log_digits(epochs, epochs_at_end(r, i)));
+    for (int i = 0; i < parts && parts > 1; i++)
+        if (epochs_at_end(r, i) > EPOCHS_WORTH)
+            say(stdout,
+                "note: %s is taken %s times: beyond about 4 times the same tokens add little (arXiv 2305.16264)\n",
+                train->mixture.parts[i].name, log_digits(epochs, epochs_at_end(r, i)));
+    if (r->config->data.new_data && *r->config->checkpoint)
+        log_row("new data", "%s",
+                r->data_is_new ? "from here on; step, schedule and the optimizer's moments are kept, "
+                                 "the best validation loss counts anew"
+                               : "none: they are the checkpoint's");
+}
+
+// Writes the epochs of each set of the training data up to where the run is; of log_object. context: a struct run.
+static void write_epochs(struct json *json, const void *context) {
+    const struct run *r = (const struct run *)context;
+    const uint64_t sample = r->first_sample[(r->finished + 1) % 2] + (uint64_t)r->batch[(r->finished + 1) % 2];
+    for (int i = 0; i < r->train->mixture.count; i++)
+        json_double(json, r->train->mixture.parts[i].name, dataloader_epochs(r->train, i, sample));
+}
+// Logs the epochs of each set after the last finished step, where that step has a progress line in a file, in
+// log.jsonl; nothing of one set.
+static void log_epochs(struct run *r) {
+    const struct config *c = r->config;
+    const int done = r->finished;
+    if (r->train->mixture.count > 1 && (done == 1 || done % c->data.log_every == 0 || done == c->training.train_steps))
+        log_object(&r->log, done, "epochs", write_epochs, r);
+}
+// Prints, at the end, each set's epochs; nothing of one set.
+static void report_epochs(struct run *r) {
+    const struct mixture *mixture = &r->train->mixture;
+    char text[MIXTURE_TEXT] = "", number[LOG_NUMBER];
+    for (int i = 0; i < mixture->count; i++)
+        text_add(text, sizeof text, "%s%s %s", i > 0 ? ", " : "",
+                 log_digits(number, dataloader_epochs(r->train, i, dataloader_position(r->train))),
+                 mixture->parts[i].name);
+    if (mixture->count > 1)
+        log_event(&r->log, "epochs trained: %s", text);
+}
+
+// text = " (web 3.1234, code 2.9876)", the last validation's loss of each set; "": of one set, or where it is too long
+// for a line.
+static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
+    enum { ROOM = 100 };
+    const struct mixture *mixture = &r->val->mixture;
+    text[0] = '\0';
+    for (int i = 0; i < mixture->count; i++)
+        text_add(text, MIXTURE_TEXT, "%s%s %.4f", i > 0 ? ", " : " (", mixture->parts[i].name,
+                 r->val_losses ? r->val_losses[i] : NAN);
+    text_add(text, MIXTURE_TEXT, ")");
+    if (!r->val_losses || strlen(text) > ROOM)
+        text[0] = '\0';
+}
+// Writes the last validation's loss of each set; of log_object. context: a struct run.
+static void write_val_losses(struct json *json, const void *context) {
+    const struct run *r = (const struct run *)context;
+    for (int i = 0; i < r->val->mixture.count; i++)
+        json_double(json, r->val->mixture.parts[i].name, r->val_losses[i]);
+}
+// Logs the last validation's losses of the sets, where there are several, in log.jsonl.
+static void log_val_losses(struct run *r, int step) {
+    if (r->val_losses)
+        log_object(&r->log, step, "val_losses", write_val_losses, r);
+}
