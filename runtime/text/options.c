@@ -52,14 +52,24 @@ static const char *option_nearest(const struct options *options, const char *wor
     return nearest;
 }
 
-const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]) {
-    char word[OPTION_NAME], nearest[OPTION_NAME];
+// Returns the synonym of that name, with dashes or underscores; NULL: there is none.
+static const struct option_synonym *option_synonym_of(const struct options *options, const char *name) {
+    char word[OPTION_NAME];
     option_display(word, name);
     for (const struct option_synonym *s = options->synonyms; s && s->word; s++)
-        if (strcmp(s->word, word) == 0) {
-            snprintf(text, OPTION_TEXT, "the option here is --%s%s%s", s->name, *s->how ? ": " : "", s->how);
-            return text;
-        }
+        if (strcmp(s->word, word) == 0)
+            return s;
+    return NULL;
+}
+
+const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]) {
+    char word[OPTION_NAME], nearest[OPTION_NAME];
+    const struct option_synonym *const s = option_synonym_of(options, name);
+    option_display(word, name);
+    if (s) {
+        snprintf(text, OPTION_TEXT, "the option here is --%s%s%s", s->name, *s->how ? ": " : "", s->how);
+        return text;
+    }
     snprintf(text, OPTION_TEXT, "the nearest is --%s (--help all lists all)", option_nearest(options, word, nearest));
     return text;
 }
@@ -107,7 +117,8 @@ static struct option_word option_word_read(const struct options *options, const 
     const size_t length = strcspn(word + 2, "=");
     snprintf(name, sizeof name, "%.*s", (int)length, word + 2);
     if (length > 0 && length < sizeof name) {
-        result.row = option_find(options, name, false);
+        // Another trainer's name is short for nothing: --save OUT must not become --save-best.
+        result.row = option_synonym_of(options, name) ? -1 : option_find(options, name, false);
         if (result.row < 0 && strncmp(name, "no-", 3) == 0 && name[3]) {
             result.row = option_find(options, name + 3, true);
             result.negated = true;
