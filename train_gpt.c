@@ -44,6 +44,7 @@ int main(int argc, char **argv) {
     struct config config = config_read(argc, argv, &answers);
     struct parallel parallel;
     start_ranks(&config, &parallel);
+    config.samples_of_epochs = start_samples_of_epochs;
     if (config_trains(&config) && !config.memory.plan)
         out_lock(&config);
     start_find(&config);

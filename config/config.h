@@ -49,6 +49,9 @@ struct config {
     int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
     const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
+    // Returns the samples of the run, from its first on, up to the end of --train-epochs epochs: set by main,
+    // who can read data; NULL: of nobody.
+    uint64_t (*samples_of_epochs)(const struct config *config);
 };
 
 // ---- the table ----
@@ -253,6 +256,8 @@ static const struct option_row config_rows[] = {
         "The batch is START sequences at first, and grows by INCREMENT to the global one in equal parts of SAMPLES",
         CONFIG_FIXED),
     ROW(INT, training, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps", OPTION_USUAL),
+    ROW(DOUBLE, training, train_epochs, "0", "X", 0, INFINITY,
+        "Sets --train-steps: as many as take all samples of --train-data X times, from its first on; 0: it is given"),
     ROW(UINT64, training, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples",
         CONFIG_FIXED),
     ROW(DOUBLE, training, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest", OPTION_USUAL),

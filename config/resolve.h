@@ -3,6 +3,7 @@
 #pragma once
 #include "config/config.h"            // struct config
 #include "config/config_file.h"       // config_read_file
+#include "config/epochs.h"            // --train-epochs
 #include "config/fit.h"               // state formats and offload
 #include "config/fp8.h"               // the options of FP8
 #include "config/finetune.h"          // the options of finetuning
@@ -421,6 +422,7 @@ static inline void config_resolve(struct config *config) {
     config_resolve_model(config);
     config_resolve_ranks(config);
     config_resolve_batches(config);
+    config_resolve_epochs(config);
     config_resolve_schedule(config);
     config_check_optimizer(config);
     config_resolve_data(config);

@@ -71,6 +71,7 @@ struct memory_options {
 
 struct training_options {
     int micro_batch_size, global_batch_size, train_steps;
+    double train_epochs;
     const char *rampup_batch_size;
     uint64_t seed;
     double lr, min_lr, z_loss;

@@ -11,6 +11,7 @@
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
 #include "formats/checkpoint_folder.h" // checkpoint_list
 #include "run/environment.h"           // environment_check_ranks
+#include "run/same_data.h"             // data_refusal
 #include "runtime/machine/error.h"     // fail
 #include "runtime/machine/say.h"       // say
 #include "runtime/files/file_read.h"   // read_whole
@@ -20,6 +21,7 @@
 #include "runtime/text/json_parse.h"   // json_show
 #include <fcntl.h>                     // open
 #include <limits.h>                    // PATH_MAX
+#include <math.h>                      // ceil
 #include <sys/stat.h>                  // stat
 #include <unistd.h>                    // close
 
@@ -113,6 +115,12 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
+// Returns the row of the option that says the same as this row's in another unit, else the row itself: what this
+// command line gives replaces what a checkpoint has of the other one.
+static int start_rival_of(int row) {
+    const int steps = CONFIG_ROW(training.train_steps), epochs = CONFIG_ROW(training.train_epochs);
+    return row == steps ? epochs : row == epochs ? steps : row;
+}
 // Takes over from the checkpoint, except what this command line gives: the options given to its run (not
 // CONFIG_THIS_START), what that run chose by itself, and all options that a resumed run can't change. Ends the program
 // where the checkpoint has an unknown option.
@@ -127,7 +135,7 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
             fail("%s/trainer_state.json: has the option '%s', which this program does not know", config->checkpoint,
                  json_show(name).text);
-        if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START))
+        if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START) && !by_user[start_rival_of(row)])
             start_set(config, row, json_string_value(value));
     }
     start_take_choice(config, state, by_user);
@@ -367,6 +375,26 @@ static void start_take_rows(struct config *config) {
         start_set(config, CONFIG_ROW(data.reset_position_ids), "true");
     if (opened)
         token_file_close(&file);
+}
+
+// Returns the samples of the run up to the end of --train-epochs epochs, which count from the sample at which the run
+// began with the data that it has. Ends the program where the data can't be used.
+static uint64_t start_samples_of_epochs(const struct config *c) {
+    struct dataloader *loader = dataloader_open(c->data.train_data, c->model.seq_length, 0, false, c->model.vocab_size,
+                                                0, 1, 1, 0, "--train-data");
+    struct error_text unused;
+    uint64_t begin = 0;
+    double samples = 0;
+    for (int i = 0; i < loader->mixture.count; i++)
+        samples += loader->mixture.parts[i].weight > 0 ? (double)loader->parts[i].order.samples_per_epoch : 0;
+    if (*c->checkpoint) {
+        struct trainer_state state = trainer_state_read(c->checkpoint);
+        begin = data_refusal(loader, &state, c->checkpoint, &unused) ? state.samples : state.data_start;
+        trainer_state_free(&state);
+    }
+    dataloader_close(loader);
+    samples = ceil(samples * c->training.train_epochs * (1 - 1e-12)); // a product that rounds up is no further sample
+    return begin + (samples < 0x1p59 ? (uint64_t)samples : (uint64_t)1 << 59);
 }
 
 // ---- from adapters ----

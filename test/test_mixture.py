@@ -1,4 +1,4 @@
-"""Mixtures of training data, other data on purpose. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
+"""Mixtures of training data, epochs, other data on purpose. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
 import json
 import os
 import random
@@ -126,6 +126,22 @@ class Mixture(Case):
             self.refused("--train-data", data, words=["--train-data: ", words])
             self.refused("--train-data", "code.bin", "--val-data", data, words=["--val-data: ", words])
         self.refused("--train-data", "code.bin", "--new-data", words=["--new-data needs --resume"])
+
+
+class Epochs(Case):
+    def test_they_set_the_steps(self):
+        """1.5 epochs of 50 samples are 75, in steps of 4."""
+        data = ["--train-data", "web_?.bin"]
+        result = self.run_it(*MODEL, *data, "--train-epochs", 1.5, "--out", "epochs").stdout
+        self.assertRegex(result, r"steps +19, 1.52 epochs")
+        self.assertEqual(max(self.log("epochs")), 19)
+        self.refused(*data, "--train-epochs", 1.5, "--train-steps", 18, words=["--train-epochs 1.5 makes 19 steps of these data, but --train-steps is 18"])
+        self.refused("--train-epochs", 1, "--plan", words=["--train-epochs 1 needs --train-data"])
+        self.run_it("--resume", "auto", "--out", "epochs", "--train-steps", 20) # given now, in place of the epochs
+        # An epoch of a mixture is one of all its samples; of new data it counts from where these begin.
+        self.run_it("--resume", "auto", "--out", "epochs", "--train-data", "1 math.bin 1 code.bin", "--new-data", "--train-epochs", 0.5)
+        self.assertEqual(max(self.log("epochs")), 24)
+        self.assertIn("nothing is left to do", self.run_it("--resume", "auto", "--out", "epochs").stdout)
 
 
 if __name__ == "__main__":

@@ -1142,7 +1142,7 @@ static void names_of_other_trainers_name_options_here(void **state) {
     assert_config_rejects("--learning-rate 3", "unknown option --learning-rate; the option here is --lr\n");
     assert_config_rejects("--gradient_accumulation_steps 8", "--global-batch-size: it, times --micro-batch-size");
     assert_config_rejects("--batch-size 8", "--micro-batch-size");
-    assert_config_rejects("--epochs 3", "--train-steps");
+    assert_config_rejects("--epochs 3", "the option here is --train-epochs\n");
 }
 
 // Checks what a checkpoint keeps of the options: each is a text that is read as the same bits.

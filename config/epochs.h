@@ -1,0 +1,34 @@
+// --train-epochs: the number of steps that take the data so many times.
+#pragma once
+#include "config/config.h" // struct config
+#include <limits.h>        // INT_MAX
+
+// Returns the least number of steps of at least `samples` samples together; INT_MAX: more are needed.
+static inline int config_steps_of(const struct config *c, uint64_t samples) {
+    int64_t low = 0, high = INT_MAX; // too few, enough or all that can be counted
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (ramp_samples(&c->ramp, middle) < samples)
+            low = middle;
+        else
+            high = middle;
+    }
+    return (int)high;
+}
+// Sets --train-steps by --train-epochs, where it is given; the batch is resolved. Ends the program where --train-steps
+// is given too and is another number.
+static inline void config_resolve_epochs(struct config *c) {
+    if (c->training.train_epochs <= 0 || !config_trains(c))
+        return;
+    if (!*c->data.train_data || !c->samples_of_epochs)
+        fail("--train-epochs %g needs --train-data, whose samples it counts; or give --train-steps",
+             c->training.train_epochs);
+    const int steps = config_steps_of(c, c->samples_of_epochs(c));
+    if (steps == INT_MAX)
+        fail("--train-epochs %g makes more steps than can be counted; lower it", c->training.train_epochs);
+    if (config_given(c, training.train_steps) && c->training.train_steps != steps)
+        fail("--train-epochs %g makes %d steps of these data, but --train-steps is %d; leave one of them out, "
+             "as by --train-epochs 0",
+             c->training.train_epochs, steps, c->training.train_steps);
+    c->training.train_steps = steps;
+}
