@@ -352,8 +352,9 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     // Checkpoints before the run's end are written from a copy, on every rank that writes a part of the state. The copy
     // has no frozen parameters, which a checkpoint needs unless it is of adapters.
     gpt_record_plan(m, m->trains && config->checkpoints.checkpoint_async && !*config->finetuning.freeze &&
-                           config->checkpoints.checkpoint_every > 0 &&
-                           config->checkpoints.checkpoint_every < config->training.train_steps &&
+                           (config->checkpoints.save_best ||
+                            (config->checkpoints.checkpoint_every > 0 &&
+                             config->checkpoints.checkpoint_every < config->training.train_steps)) &&
                            optimizer_copy_writes(&m->zero.shards));
     return m;
 }

@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
 #include "run/validate.cuh"     // validation
 
 // Trains the planned model, from opening the data to the last checkpoint. Returns the exit status: EXIT_FAILURE where a
-// checkpoint failed, EXIT_STOPPED where --train-steps were not reached. Every rank calls this.
+// checkpoint failed, EXIT_STOPPED where --train-steps were not reached, unless --early-stop ended it. Every rank calls this.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -124,7 +124,8 @@ static int run_training(struct run *r) {
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends
     log_close(&r->log);
     follower_end(&r->follower);
-    return r->save_failed ? EXIT_FAILURE : r->finished < c->training.train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
+    const bool ended = r->finished >= c->training.train_steps || stops_early(r);
+    return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
 // Prints the validation loss, and scores of tasks and texts (--eval-only). Returns the exit status. All ranks call

@@ -341,6 +341,10 @@ static inline void config_resolve_data(struct config *c) {
             fail("--val-every %d needs --val-data: name the token shards to validate on", c->evaluation.val_every);
         c->evaluation.val_every = 0;
     }
+    if ((c->evaluation.early_stop > 0 || c->checkpoints.save_best) && c->evaluation.val_every == 0 &&
+        config_trains(c) && !c->memory.plan)
+        fail("--%s needs validations: name --val-data, and a --val-every above 0",
+             c->checkpoints.save_best ? "save-best" : "early-stop");
     if (c->data.new_data && strcmp(c->checkpoints.resume, "none") == 0)
         fail("--new-data needs --resume: a new run has no other data; leave it out");
     if (c->evaluation.sample_tokens > c->model.seq_length &&

@@ -111,7 +111,7 @@ struct fp8_options {
 
 // Validation, scores and samples.
 struct evaluation_options {
-    int val_every, val_steps, sample_every, sample_tokens, sample_count;
+    int val_every, val_steps, early_stop, sample_every, sample_tokens, sample_count;
     float temperature, top_p;
     int top_k;
     const char *generate; // prompts, each ended by OPTION_LIST_END
@@ -126,6 +126,7 @@ struct checkpoint_options {
     const char *init_from, *resume;
     bool init_from_ema, check_weights;
     int checkpoint_every, keep_checkpoints;
+    bool save_best;
     enum config_checkpoint_dtype checkpoint_dtype;
     const char *checkpoint_architecture;
     bool checkpoint_async;

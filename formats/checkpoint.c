@@ -1,4 +1,5 @@
 #include "formats/checkpoint.h"
+#include "formats/checkpoint_best.h"   // checkpoint_best
 #include "formats/checkpoint_folder.h" // checkpoint_list, checkpoint_remove
 #include "formats/checkpoint_hash.h"   // checkpoint_hash_file
 #include <errno.h>                     // errno, EINTR
@@ -267,12 +268,13 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints of step `newest` and before, except the `keep` (above 0) newest whole ones and what lies between
-// these. Whole: all files there, of the listed lengths. Goes on after a failure; returns NULL, or the last failure, in
+// Removes checkpoints of step `newest` and before, except the `keep` (above 0) newest whole ones, what lies between these,
+// and the best one. Whole: all files there, of the listed lengths. Goes on after a failure; returns NULL, or the last failure, in
 // `error`.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;
+    const int64_t best = checkpoint_best(root_fd);
     int kept = 0;
     for (int i = 0; i < entries->count; i++) {
         const struct checkpoint_entry *const entry = &entries->all[i];
@@ -291,6 +293,8 @@ static const char *checkpoint_prune_entries(const char *root, int root_fd, const
             kept += whole;
             continue;
         }
+        if (entry->step == best)
+            continue;
         const int problem = checkpoint_remove(root_fd, entry);
         if (problem && problem != ENOENT)
             failed = error_format(error, "%.500s/%s: cannot be removed: %s; the newer checkpoints are untouched", root,

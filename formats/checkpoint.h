@@ -39,6 +39,6 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). `newest`: the step that was
 // just saved, and so is known to be complete; -1: the newest that verifies, found by reading it. The checkpoint of that
-// step always stays. Newer ones are not touched: after a run went back to an earlier step they may still be wanted.
+// step always stays, and so does the best one (checkpoint_best.h). Newer ones are not touched: after a run went back to an earlier step they may still be wanted.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

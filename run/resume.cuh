@@ -322,6 +322,7 @@ static void save(struct run *r) {
     if (c->rank == 0) {
         size_t bytes = 0;
         char *state = state_json(r, &bytes);
+        r->saver.job.best = c->checkpoints.save_best && !isnan(r->best_val_loss) && r->best_val_step == r->finished;
         problem = saver_begin(&r->saver, r->finished, state, bytes);
     }
     bool begun = r->saver.m != NULL && !problem;

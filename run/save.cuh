@@ -8,6 +8,7 @@
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
 #include "formats/checkpoint.h"        // checkpoint_prune
+#include "formats/checkpoint_best.h"   // checkpoint_set_best
 #include "formats/checkpoint_part.h"   // checkpoint_part_begin
 #include "formats/checkpoint_thread.h" // writes while the training goes on
 #include "formats/checkpoint_write.h"  // checkpoint_begin, checkpoint_commit
@@ -17,6 +18,7 @@
 #include "run/carried_files.h"         // CARRIED_FILES
 #include "run/save_tensors.cuh"        // the files of the model and the optimizer
 #include "runtime/files/file_read.h"   // read_whole
+#include "runtime/machine/say.h"       // say_warning
 
 enum { SAVE_TOKENIZER_FILES = CARRIED_FILES };
 
@@ -26,7 +28,9 @@ struct save_job {
     int rank, ranks;     // this rank, and the number of ranks that write
     char root[PATH_MAX]; // OUT/checkpoints
     int64_t step;
-    int keep; // checkpoints; 0: all
+    int keep;  // checkpoints; 0: all
+    int every; // steps between checkpoints that are saved anyway; 0: none are
+    bool best; // the step has the lowest validation loss so far, and --save-best is on
     // Of rank 0:
     const char *base;               // folder of the base model, where the checkpoints are of adapters
     char *config_json, *state_json; // texts of config.json or adapter_config.json, and of trainer_state.json
@@ -101,7 +105,8 @@ static const char *save_with_others(struct save_job *job) {
 }
 
 // Runs a save, as a checkpoint_job. argument: a struct save_job. Rank 0 writes the checkpoint, then removes the oldest
-// beyond `keep`; another rank writes its part. Returns what went wrong, or NULL.
+// beyond `keep`, and a best one that is no longer the best; another rank writes its part. Returns what went wrong, or
+// NULL.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -115,6 +120,8 @@ static const char *save_run(void *argument, struct error_text *error) {
         checkpoint_abandon(writer);
     if (problem)
         return error_format(error, "%s", problem);
+    if (job->best)
+        RETURN_PROBLEM(checkpoint_set_best(job->root, job->step, job->every, error));
     return job->keep > 0 ? checkpoint_prune(job->root, job->keep, job->step, error) : NULL;
 }
 
@@ -142,6 +149,14 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
         return;
     snprintf(job->tokenizer_files[i], sizeof job->tokenizer_files[i], "%s", path);
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
+}
+
+// Makes the checkpoint of a step, which is written, the best one; on rank 0. Warns where that fails.
+static void saver_keep_best(const struct saver *saver, int64_t step) {
+    struct error_text error;
+    const char *problem = checkpoint_set_best(saver->job.root, step, saver->job.every, &error);
+    if (problem)
+        say_warning("%s", problem);
 }
 
 // Sets the text of the algorithms' file that every checkpoint has, once. saver_close frees it.
@@ -185,6 +200,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     job->rank = m->zero.shards.rank;
     job->ranks = optimizer_copy_ranks(&m->zero.shards);
     job->keep = c->checkpoints.keep_checkpoints;
+    job->every = c->checkpoints.checkpoint_every;
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->data.out) >= sizeof job->root)
         fail("--out %s: the name is too long", c->data.out);
     const char *problem = save_tensors_open(tensors, m, &error);

@@ -192,11 +192,12 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total` (0: not so).
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step.
+// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step,
+// which may be --early-stop's.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
-    return r->tasks &&
-           (done == c->training.train_steps || due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
+    return r->tasks && (done == c->training.train_steps || stops_early(r) ||
+                        due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
 // Whether a validation, scores of tasks or samples are due after step `done`.
@@ -206,13 +207,16 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs each set's loss of the validation after step `done`, prints its result. Every rank calls this.
+// Logs each set's loss of the validation after step `done`, prints its result, and asks for a checkpoint of a new best
+// one, with --save-best. Every rank calls this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
     val_losses_text(sets, r);
     log_val_losses(r, done);
     log_event(&r->log, "step %d: validation loss %.4f%s%s", done, loss, sets, best ? ", the best so far" : "");
+    if (best && r->config->checkpoints.save_best)
+        r->save_wanted = true;
 }
 
 // Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
@@ -248,7 +252,7 @@ static void finish_and_log_step(struct run *r) {
 // Whether a checkpoint is due after the last enqueued step.
 static bool save_due(const struct run *r) {
     return due(r->config->checkpoints.checkpoint_every, r->enqueued, r->config->training.train_steps) ||
-           r->save_wanted || r->stopped;
+           r->save_wanted || r->stopped || stops_early(r);
 }
 // Whether several ranks' replicas are to be compared after the last enqueued step.
 static bool replicas_check_due(const struct run *r) {
@@ -265,15 +269,15 @@ static bool must_finish_now(const struct run *r) {
            replicas_check_due(r);
 }
 
-// Trains to the last step, or until a signal or --exit-after ends the run, with a checkpoint; the last save
-// may still be in progress (finish_save). Every rank calls this.
+// Trains to the last step, or until a signal, --exit-after or --early-stop ends the run, with a checkpoint; the last
+// save may still be in progress (finish_save). Every rank calls this.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.
 static void train(struct run *r) {
     const struct config *c = r->config;
     step_starts(r);
-    while (r->finished < c->training.train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
+    while (r->finished < c->training.train_steps && !((r->stopped || stops_early(r)) && steps_in_flight(r) == 0)) {
         const bool more = r->enqueued < c->training.train_steps;
         if (more)
             enqueue_gradients(r);
@@ -293,4 +297,8 @@ static void train(struct run *r) {
             check_replicas(r);
         step_starts(r);
     }
+    if (stops_early(r) && !r->stopped && r->finished < c->training.train_steps)
+        log_event(&r->log,
+                  "step %d: %d validations in a row without a lower loss than step %d's: --early-stop ends the run",
+                  r->finished, c->evaluation.early_stop, r->best_val_step);
 }

@@ -72,6 +72,14 @@ static double validate(struct run *r, double *targets) {
     return mean;
 }
 
+// Whether --early-stop ends the run now: so many validations have followed the one with the lowest loss or, without
+// one, the start.
+static bool stops_early(const struct run *r) {
+    const int every = r->config->evaluation.val_every, most = r->config->evaluation.early_stop;
+    const int since = isnan(r->best_val_loss) ? r->first_step : r->best_val_step;
+    return most > 0 && r->val && every > 0 && r->finished / every - since / every >= most;
+}
+
 // Validates after step `done`, with the result in *loss, and keeps the best loss so far. Returns false where a signal
 // stopped the validation: a resumed run then repeats it. Every rank calls this.
 static bool validate_step(struct run *r, int done, double *loss) {
@@ -102,6 +110,8 @@ static void repeat_validation(struct run *r) {
         log_val_loss(&r->log, r->finished, loss);
         log_val_losses(r, r->finished);
         log_event(&r->log, "step %d: validation loss %.4f%s", r->finished, loss, sets);
+        if (r->config->checkpoints.save_best && r->best_val_step == r->finished && r->config->rank == 0)
+            saver_keep_best(&r->saver, r->finished); // the checkpoint that the run goes on from
     }
 }
 

@@ -1,4 +1,4 @@
-"""Mixtures of training data, epochs, other data on purpose. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
+"""Mixtures of training data, epochs, other data on purpose, the best checkpoint and early stops. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
 import json
 import os
 import random
@@ -142,6 +142,30 @@ class Epochs(Case):
         self.run_it("--resume", "auto", "--out", "epochs", "--train-data", "1 math.bin 1 code.bin", "--new-data", "--train-epochs", 0.5)
         self.assertEqual(max(self.log("epochs")), 24)
         self.assertIn("nothing is left to do", self.run_it("--resume", "auto", "--out", "epochs").stdout)
+
+
+class Best(Case):
+    def test_the_best_checkpoint_stays_and_a_run_stops_early(self):
+        """Random data: the loss of the validation falls, then rises."""
+        data = ["--train-data", "code.bin", "--val-data", "code_val.bin", "--val-every", 4]
+        command = [*MODEL, *data, "--lr", 6e-3, "--train-steps", 400, "--checkpoint-every", 10, "--keep-checkpoints", 1, "--save-best", "--early-stop", 3,
+                   "--resume", "auto", "--out", "best"]
+        result = self.run_it(*command).stdout
+        losses = {step: entry["val_loss"] for step, entry in self.log("best").items() if "val_loss" in entry}
+        best, last = min(losses, key=losses.get), max(losses)
+        self.assertEqual(last, best + 12)
+        self.assertGreater(best, 4)
+        self.assertIn("step %d: 3 validations in a row without a lower loss than step %d's: --early-stop ends the run" % (last, best), result)
+        self.assertEqual(self.checkpoints("best"), ["best", "step_%08d" % best, "step_%08d" % last])
+        self.assertEqual(os.readlink(self.path + "/best/checkpoints/best"), "step_%08d" % best)
+        evaluation = self.run_it("--init-from", "best/checkpoints/best", "--seq-length", T, "--eval-only", *data[2:4], "--val-steps", 2, "--micro-batch-size", 2,
+                                 "--precision", "fp32", "--threads", 1, "--device", "cpu").stdout
+        self.assertAlmostEqual(float(evaluation.split("validation loss ")[1].split(",")[0]), losses[best], delta=1e-7)
+        again = self.run_it(*command).stdout
+        self.assertIn("--early-stop ends the run", again)
+        self.assertEqual(max(self.log("best")), last)
+        for option in (["--save-best"], ["--early-stop", 3]):
+            self.refused("--train-data", "code.bin", *option, words=[option[0] + " needs validations: name --val-data"])
 
 
 if __name__ == "__main__":
