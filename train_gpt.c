@@ -45,6 +45,7 @@ int main(int argc, char **argv) {
     struct parallel parallel;
     start_ranks(&config, &parallel);
     config.samples_of_epochs = start_samples_of_epochs;
+    out_of_resume(&config);
     if (config_trains(&config) && !config.memory.plan)
         out_lock(&config);
     start_find(&config);

@@ -387,7 +387,8 @@ static const struct option_row config_rows[] = {
     GROUP(checkpoints, "checkpoints",
           "Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, checkpoints, init_from, "", "DIR", 0, 0,
-        "Begin with the parameters of a Hugging Face folder, or of an llm.c .bin; sets the model's options",
+        "Begin with the parameters of a Hugging Face folder, of a run's newest checkpoint, or of an llm.c .bin; sets the "
+        "model's options",
         CONFIG_THIS_START | OPTION_USUAL),
     ROW(BOOL, checkpoints, init_from_ema, "false", "", 0, 0,
         "Take the moving averages of --init-from, a checkpoint of a run with --ema-decay, for the parameters",
@@ -397,7 +398,8 @@ static const struct option_row config_rows[] = {
         "not finite",
         CONFIG_THIS_START),
     ROW(STRING, checkpoints, resume, "none", "auto|none|DIR", 0, 0,
-        "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",
+        "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one; without --out, "
+        "a run's folder or checkpoint goes on there",
         CONFIG_THIS_START | OPTION_USUAL),
     ROW(INT, checkpoints, checkpoint_every, "1000", "N", 0, INFINITY,
         "Steps between checkpoints, and after the last; 0: never", OPTION_USUAL),

@@ -5,26 +5,13 @@
 // stays, and its lock ends with the process.
 #pragma once
 #include "config/config.h"           // struct config
+#include "run/run_folder.h"          // out_is_foreign
 #include "run/start.h"               // start_check_new
 #include "runtime/files/file_lock.h" // file_lock_take
-#include "runtime/files/file_read.h" // is_pipe
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/text/log.h"        // log_make_folder
 
 #define OUT_LOCK_NAME ".lock"
-
-// Whether a folder has a config.json that no run of this program wrote, as a model's has: the run would replace it.
-static bool out_is_foreign(const char *folder) {
-    char path[PATH_MAX], text[4096];
-    if ((size_t)snprintf(path, sizeof path, "%s/config.json", folder) >= sizeof path || is_pipe(path))
-        return false;
-    FILE *const file = fopen(path, "r");
-    const size_t bytes = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    text[bytes] = '\0';
-    if (file)
-        fclose(file);
-    return bytes > 0 && !strstr(text, "\"preset\"");
-}
 
 // Takes the lock as config->out_lock, for all ranks, where the folder is there; warns where its file system has no
 // locks. Returns NULL, or why the run can't go on.

@@ -11,6 +11,7 @@
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
 #include "formats/checkpoint_folder.h" // checkpoint_list
 #include "run/environment.h"           // environment_check_ranks
+#include "run/run_folder.h"            // take_newest_of_run
 #include "run/same_data.h"             // data_refusal
 #include "runtime/machine/error.h"     // fail
 #include "runtime/machine/say.h"       // say
@@ -201,9 +202,6 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Prints why a checkpoint was passed over; a checkpoint_listener's function.
-static void start_print_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
-
 // Finds the checkpoint of --resume, sets config->checkpoint and takes over the checkpoint's options. `auto` may find
 // none; else a missing or damaged one ends the program. Only rank 0 verifies, which reads every byte. Every rank calls
 // this.
@@ -211,7 +209,7 @@ static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
     struct error_text error;
-    const struct checkpoint_listener listener = {start_print_passed_over, NULL};
+    const struct checkpoint_listener listener = {say_passed_over, NULL};
     const bool automatic = strcmp(config->checkpoints.resume, "auto") == 0;
     memset(path, 0, sizeof path);
     if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->data.out) >= sizeof root)
@@ -256,13 +254,6 @@ static void start_check_new(const struct config *config) {
 
 // ---- from a model ----
 
-// Whether a folder is the --out of a run, which holds models but is none.
-static bool start_is_run(const char *folder) {
-    char path[PATH_MAX];
-    struct stat status;
-    return (size_t)snprintf(path, sizeof path, "%s/checkpoints", folder) < sizeof path && stat(path, &status) == 0 &&
-           S_ISDIR(status.st_mode);
-}
 static bool start_ends_with(const char *path, const char *ending) {
     const size_t length = strlen(path), n = strlen(ending);
     return length >= n && strcmp(path + length - n, ending) == 0;
@@ -286,11 +277,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
         if (!problem)
             problem = huggingface_parse_config(model, data, bytes, config_path, error);
         free(data);
-        return problem && start_is_run(path)
-                   ? error_format(error,
-                                  "%.500s: is a run's folder; name one of its checkpoints, %.500s/checkpoints/step_N",
-                                  path, path)
-                   : problem;
+        return problem;
     }
     if (start_ends_with(path, ".safetensors") || start_ends_with(path, ".json"))
         return error_format(error, "%.500s: is one file of a model; name the folder that it lies in", path);
@@ -473,6 +460,8 @@ static void start_find(struct config *config) {
         fail("--resume goes on with training; --%s takes a checkpoint by --init-from", config_other_run(config));
     if (resumes)
         start_resume(config);
+    take_newest_of_run(config, &config->checkpoints.init_from, "init-from");
+    take_newest_of_run(config, &config->finetuning.lora_adapter, "lora-adapter");
     start_take_rows(config);
     if (!*config->checkpoint && (*config->finetuning.lora_adapter || start_is_adapters(config->checkpoints.init_from)))
         start_from_adapters(config);

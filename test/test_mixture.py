@@ -1,4 +1,5 @@
-"""Mixtures of training data, epochs, other data on purpose, the best checkpoint and early stops. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
+"""Mixtures of training data, epochs, other data on purpose, the best checkpoint and early stops, and a run's folder where
+a checkpoint is asked for. The order of a mixture is unit_mixture.c's. Needs only Python's standard library."""
 import json
 import os
 import random
@@ -85,12 +86,12 @@ class Mixture(Case):
         self.assertAlmostEqual(log[20]["val_loss"], 0.75 * losses["web_val"] + 0.25 * losses["code_val"], delta=1e-12)
         self.assertIn("step 20: validation loss %.4f (web_val %.4f, code_val %.4f)" % (log[20]["val_loss"], losses["web_val"], losses["code_val"]), whole)
         for set_ in ("web_val", "code_val"):
-            own = self.run_it("--init-from", "whole/checkpoints/step_00000020", "--seq-length", T, "--eval-only", "--val-data", set_ + ".bin", "--val-steps", 2, "--micro-batch-size",
+            own = self.run_it("--init-from", "whole", "--seq-length", T, "--eval-only", "--val-data", set_ + ".bin", "--val-steps", 2, "--micro-batch-size",
                               2, "--precision", "fp32", "--threads", 1, "--device", "cpu").stdout
             self.assertAlmostEqual(float(own.split("validation loss ")[1].split(",")[0]), losses[set_], delta=1e-7)
         for steps in (7, 12):
             self.run_it(*MODEL, *self.DATA, "--train-steps", steps, "--val-every", 5, "--resume", "auto", "--out", "parts")
-        self.run_it("--resume", "auto", "--out", "parts", "--train-steps", 20)
+        self.run_it("--resume", "parts", "--train-steps", 20)
         parts = self.log("parts")
         for step in (7, 12): # the parts validate and log after their last steps, too
             for key in ("val_loss", "val_losses", "epochs"):
@@ -100,9 +101,9 @@ class Mixture(Case):
 
     def test_other_data_on_purpose(self):
         self.run_it(*MODEL, *self.DATA, "--train-steps", 10, "--out", "anneal")
-        other = ["--resume", "auto", "--out", "anneal", "--train-steps", 20, "--train-data", "1 code.bin 4 math.bin"]
+        other = ["--resume", "anneal", "--train-steps", 20, "--train-data", "1 code.bin 4 math.bin"]
         self.assertRegex(self.run_it(*other, expect=2).stderr, r"the weight of code is 1, in integers, but it was 7 in .*--new-data")
-        self.assertRegex(self.run_it(*other[:6], "--train-data", "math.bin", expect=2).stderr, "mixes 1 sets of files, but it was 2 in .*--new-data")
+        self.assertRegex(self.run_it(*other[:4], "--train-data", "math.bin", expect=2).stderr, "mixes 1 sets of files, but it was 2 in .*--new-data")
         result = self.run_it(*other, "--new-data").stdout
         self.assertRegex(result, "new data +from here on; step, schedule and the optimizer's moments are kept")
         state = self.state("anneal", 20)
@@ -110,7 +111,7 @@ class Mixture(Case):
         self.assertEqual([(part["name"], part["weight"], part["before"]) for part in state["parts"]], [("code", 1, 12), ("math", 4, 0)])
         self.assertEqual(self.log("anneal")[20]["epochs"], {"code": 2.0, "math": 2.0})
         # The same command again, as after a preemption, changes nothing more.
-        again = self.run_it(*other[:4], "--train-steps", 22, *other[6:], "--new-data").stdout
+        again = self.run_it(*other[:2], "--train-steps", 22, *other[4:], "--new-data").stdout
         self.assertRegex(again, "new data +none: they are the checkpoint's")
         self.assertEqual(self.state("anneal", 22)["data_start"], 40)
 
@@ -137,11 +138,11 @@ class Epochs(Case):
         self.assertEqual(max(self.log("epochs")), 19)
         self.refused(*data, "--train-epochs", 1.5, "--train-steps", 18, words=["--train-epochs 1.5 makes 19 steps of these data, but --train-steps is 18"])
         self.refused("--train-epochs", 1, "--plan", words=["--train-epochs 1 needs --train-data"])
-        self.run_it("--resume", "auto", "--out", "epochs", "--train-steps", 20) # given now, in place of the epochs
+        self.run_it("--resume", "epochs", "--train-steps", 20) # given now, in place of the epochs
         # An epoch of a mixture is one of all its samples; of new data it counts from where these begin.
-        self.run_it("--resume", "auto", "--out", "epochs", "--train-data", "1 math.bin 1 code.bin", "--new-data", "--train-epochs", 0.5)
+        self.run_it("--resume", "epochs", "--train-data", "1 math.bin 1 code.bin", "--new-data", "--train-epochs", 0.5)
         self.assertEqual(max(self.log("epochs")), 24)
-        self.assertIn("nothing is left to do", self.run_it("--resume", "auto", "--out", "epochs").stdout)
+        self.assertIn("nothing is left to do", self.run_it("--resume", "epochs").stdout)
 
 
 class Best(Case):
@@ -166,6 +167,30 @@ class Best(Case):
         self.assertEqual(max(self.log("best")), last)
         for option in (["--save-best"], ["--early-stop", 3]):
             self.refused("--train-data", "code.bin", *option, words=[option[0] + " needs validations: name --val-data"])
+
+
+class Folder(Case):
+    def test_a_runs_folder_is_its_newest_checkpoint(self):
+        start = [*MODEL, "--train-data", "code.bin", "--out", "run"]
+        self.run_it(*start, "--train-steps", 4, "--checkpoint-every", 2)
+        self.assertRegex(self.run_it(*MODEL, "--init-from", "run", "--train-data", "code.bin", "--train-steps", 1, "--out", "other").stdout,
+                         "begins from +run/checkpoints/step_00000004")
+        with open(self.path + "/run/checkpoints/step_00000004/model.safetensors", "r+b") as f:
+            f.truncate(100)
+        result = self.run_it(*MODEL, "--init-from", "run", "--train-data", "code.bin", "--train-steps", 1, "--checkpoint-every", 0, "--out", "third").stdout
+        self.assertRegex(result, "passed over: .*step_00000004(.|\n)*begins from +run/checkpoints/step_00000002")
+        os.makedirs(self.path + "/empty/checkpoints")
+        self.assertIn("--init-from empty: empty: holds no checkpoint", self.run_it("--init-from", "empty", "--generate", "a", expect=2).stderr)
+
+    def test_a_run_goes_on_in_its_own_folder(self):
+        """--resume DIR without --out."""
+        self.run_it(*MODEL, "--train-data", "code.bin", "--out", "deep/own", "--train-steps", 2, "--checkpoint-every", 1)
+        for number, folder in enumerate(("deep/own", "deep/own/", "deep/own/checkpoints", "deep/own/checkpoints/step_00000005")):
+            self.run_it("--resume", folder, "--train-steps", 3 + number)
+            self.assertIn("step_%08d" % (3 + number), self.checkpoints("deep/own"))
+        self.assertFalse(os.path.exists(self.path + "/out"))
+        self.run_it("--resume", "deep/own", "--train-steps", 7, "--out", "elsewhere")
+        self.assertEqual(self.checkpoints("elsewhere"), ["step_00000007"])
 
 
 if __name__ == "__main__":
