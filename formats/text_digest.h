@@ -1,0 +1,10 @@
+// The digest of a document, by which scripts/prepare_data.py finds copies and decides what goes to validation: BLAKE2b
+// (RFC 7693) of 8 bytes, which Python has, too.
+#pragma once
+#include <stdint.h>    // uint64_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+__BEGIN_DECLS
+// Returns the digest of `count` bytes as a little-endian number: int.from_bytes(hashlib.blake2b(bytes, digest_size=8).digest(), "little").
+uint64_t text_digest(const void *bytes, uint64_t count);
+__END_DECLS
