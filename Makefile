@@ -37,7 +37,7 @@ IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>&1))
 # to the bits of its formula, so that the sanitizers' build must make them too.
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math \
   $(if $(SANITIZE),-O1 $(if $(IS_CLANG),,-fexpensive-optimizations) $(SANITIZERS) -fno-omit-frame-pointer)
-all: $(B)/train_gpt $(if $(NATIVE),reference)
+all: $(B)/train_gpt $(B)/tokenize_text $(if $(NATIVE),reference)
 include scripts/levels.mk # sets ARCH_FLAGS, LEVELS and LEVEL_ROWS
 # The tests of the runtime, the parsers and the emulated CUDA source are compiled for instructions that every machine
 # has: a test that passed on one machine is the same program on the next.
@@ -111,6 +111,8 @@ $(B)/library/%.o: %.c $(B)/build-with
 	$(call made,$(call COMPILE_FOR,$(LIBRARY_FLAGS)) -c)
 $(B)/library/runtime/machine/error.o $(B)/library/runtime/machine/say.o: LIBRARY_FLAGS :=
 $(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
+# The worker of scripts/prepare_data.py.
+$(call program,tokenize_text,scripts/tokenize_text.c,$$(COMPILE_BASELINE) $$(HOST_FLAGS),,$$(RUNTIME_LDLIBS))
 # The library under ASan and UBSan, with which the tests of what strangers send (files, messages) are linked in every
 # build.
 SANITIZED_LIBRARY := $(B)/sanitized/library.a
@@ -306,7 +308,7 @@ test:
 	scripts/setup.sh test
 	$(SUBMAKE) WERROR=1 test-programs check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.py $(wildcard test/test_*.py) $(TESTS)
-test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM) $(if $(NATIVE),reference)
+test-programs: $(B)/train_gpt $(B)/tokenize_text $(call programs,$(TESTS)) $(EMU_PROGRAM) $(if $(NATIVE),reference)
 quick: quick-programs
 	test/run.py $(QUICK_TESTS)
 quick-programs: $(call programs,$(QUICK_TESTS))
