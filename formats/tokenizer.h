@@ -33,6 +33,8 @@ enum encode_as {
     ENCODE_AS_REST      // what goes on after other tokens: nothing is put before it, no space either
 };
 
+struct piece_cache;
+
 struct tokenizer {
     int32_t size;                    // the highest id + 1
     int32_t end_of_text;             // the id that ends a document; -1: none
@@ -71,6 +73,11 @@ bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t 
 // Added tokens are found in the text, special ones too, as in the package.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error);
+// Encodes as tokenizer_encode does, and keeps the pieces' ids in `cache` (formats/piece_cache.h), which only one thread
+// and this tokenizer may use; NULL: no cache.
+const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
+                                    size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
+                                    struct error_text *error);
 // Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
 // Returns the *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id.

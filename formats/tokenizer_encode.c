@@ -6,6 +6,7 @@
 #include <string.h> // memcpy, memset
 
 #include "formats/nfc.h"              // nfc_normalize
+#include "formats/piece_cache.h"      // piece_cache_find
 #include "formats/tokenizer_tables.h" // struct tokenizer_tables
 #include "runtime/text/utf8.h"        // utf8_decode
 
@@ -21,6 +22,7 @@ struct tokenizer_work {
     const unsigned char *raw, *normal; // where the whole text begins, and the present stretch of normalized text
     bool first;                        // the present stretch is the text's beginning
     bool rest;                         // ENCODE_AS_REST
+    struct piece_cache *cache;         // NULL: none
     struct bpe_work bpe;
     struct split_search *search;
     int32_t *ids; // owned
@@ -77,6 +79,10 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
         return work_put(work, &whole, 1);
     if (t->merges == 0)
         return encode_bytes(work, text, bytes);
+    size_t known_count;
+    const int32_t *known = work->cache ? piece_cache_find(work->cache, text, bytes, &known_count) : NULL;
+    if (known)
+        return work_put(work, known, known_count);
     if (!bpe_work_reserve(&work->bpe, bytes))
         return work_out_of_memory(work, bytes);
     const char *problem = encode_bytes(work, text, bytes);
@@ -84,7 +90,10 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
         return problem;
     work->count -= bytes;
     int32_t *ids = work->ids + work->count;
-    work->count += bpe_encode(&t->bpe, &work->bpe, bytes, ids);
+    const size_t count = bpe_encode(&t->bpe, &work->bpe, bytes, ids);
+    work->count += count;
+    if (work->cache)
+        piece_cache_put(work->cache, text, bytes, ids, count);
     return NULL;
 }
 
@@ -226,11 +235,15 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
 // Encodes text that no merge crosses the ends of: its characters, or the bytes of those that are no token, merged.
 static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
+    size_t count = 0;
+    const int32_t *known = work->cache ? piece_cache_find(work->cache, text, bytes, &count) : NULL;
+    if (known)
+        return work_put(work, known, count);
     const char *problem = work_reserve(work, bytes);
     if (problem)
         return problem;
     int32_t *ids = work->ids + work->count;
-    size_t count = 0;
+    count = 0;
     for (size_t i = 0; i < bytes;) {
         uint32_t code;
         int length = utf8_decode(text + i, bytes - i, &code);
@@ -244,7 +257,10 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     }
     if (!bpe_work_reserve(&work->bpe, count))
         return work_out_of_memory(work, bytes);
-    work->count += bpe_encode(&t->bpe, &work->bpe, count, ids);
+    count = bpe_encode(&t->bpe, &work->bpe, count, ids);
+    work->count += count;
+    if (work->cache)
+        piece_cache_put(work->cache, text, bytes, ids, count);
     return NULL;
 }
 
@@ -332,8 +348,15 @@ static const char *encode_text(struct tokenizer_work *work, const unsigned char 
 
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error) {
+    return tokenizer_encode_cached(tokenizer, NULL, text, bytes, as, ids, count, error);
+}
+
+const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
+                                    size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
+                                    struct error_text *error) {
     struct tokenizer_work work;
     memset(&work, 0, sizeof work);
+    work.cache = cache;
     work.tables = tokenizer->tables;
     work.error = error;
     work.raw = (const unsigned char *)text;

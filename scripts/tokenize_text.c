@@ -24,7 +24,8 @@
 #include <unistd.h> // read, write
 
 #include "formats/json_field.h"      // json_field_find
-#include "formats/tokenizer.h"       // tokenizer_encode
+#include "formats/piece_cache.h"     // piece_cache_create
+#include "formats/tokenizer.h"       // tokenizer_encode_cached
 #include "formats/text_digest.h"     // text_digest
 #include "runtime/files/file_read.h" // read_whole, load_u32
 
@@ -51,6 +52,7 @@ struct buffer {
 
 struct worker {
     struct tokenizer tokenizer;
+    struct piece_cache *cache; // owned
     int32_t end_of_text;
     size_t width; // bytes a token
     uint64_t val_below;
@@ -137,7 +139,8 @@ static const char *add_document(struct worker *worker, const unsigned char *text
         const int split = record[0] < worker->val_below;
         int32_t *ids;
         int64_t count;
-        RETURN_PROBLEM(tokenizer_encode(&worker->tokenizer, text, bytes, false, &ids, &count, error));
+        RETURN_PROBLEM(
+            tokenizer_encode_cached(&worker->tokenizer, worker->cache, text, bytes, ENCODE_TEXT, &ids, &count, error));
         put_tokens(&worker->tokens[split], &worker->end_of_text, 1, worker->width);
         put_tokens(&worker->tokens[split], ids, count, worker->width);
         free(ids);
@@ -234,6 +237,9 @@ static int start(struct worker *worker, char **arguments) {
         write_failure(problem);
         return 0;
     }
+    worker->cache = piece_cache_create();
+    if (!worker->cache)
+        end_without_memory();
     memset(&worker->reply, 0, sizeof worker->reply);
     write_all(&worker->reply, sizeof worker->reply);
     return 1;
@@ -302,6 +308,7 @@ int main(int count, char **arguments) {
         return 2;
     while (read_all(&request, sizeof request))
         answer(&worker, &request);
+    piece_cache_free(worker.cache);
     tokenizer_free(&worker.tokenizer);
     return 0;
 }
