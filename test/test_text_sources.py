@@ -354,7 +354,7 @@ class Kills(Case):
         self.prepare(self.folder / "texts", *self.ARGUMENTS, out="whole/x")
         whole = {path.name: path.read_bytes() for path in (self.folder / "whole").iterdir()}
         ends, kills = 1, 0
-        while ends:
+        while ends and kills < 99:
             ends = self.killed_at(7)  # goes on from the kill before
             kills += ends != 0
             if ends:
