@@ -137,7 +137,7 @@ class MatmulTuning(unittest.TestCase):
         base = self.path + "/base/checkpoints/" + os.listdir(self.path + "/base/checkpoints")[0]
         elsewhere = (["--activation", "gelu_erf"], ["--lora-rank", 4, "--init-from", base], ["--precision", "fp32"], ["--activation", "swiglu"],
                      ["--mlp-chunk-tokens", 16, "--recompute-granularity", "full"])
-        for options in chosen(elsewhere, elsewhere[:3]):
+        for options in chosen(elsewhere, elsewhere[:2]):  # the short run's emulator has no engine in fp32
             self.train("else", {"EMU_CUBLASLT_DGELU_TIMES": "200"}, *options, "--checkpoint-every", 0, steps=1)
             self.assertEqual([row for row in self.algorithms("else") if row[1] and row[3]], [], options)
             os.remove(self.path + "/else/" + NAME)
