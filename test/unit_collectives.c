@@ -21,7 +21,7 @@ enum { KINDS = 2, HAS_NCCL = 1 }; // nccl and host
 #else
 enum { KINDS = 1, HAS_NCCL = 0 }; // only host
 #endif
-static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; SHORT: for a rank that never comes
+static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 8; // of a collective; SHORT: for a rank that never comes
 enum { LARGEST_PART = 4099 };
 // Messages of an exchange, from each rank to each: the n-th one has (from * 3 + to + n) % 4 * 777 bytes.
 enum { MESSAGES = 3, MAX_RANKS = 4, LARGEST_EXCHANGED = 2 * MAX_RANKS * MESSAGES * 4 * 777 };
