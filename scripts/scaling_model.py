@@ -361,7 +361,7 @@ def plan_by_engine(run, program):
     """Bytes of each arena of a GPU's memory, as this train_gpt, of any build, plans them for an H200."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
-        result = subprocess.run([program, "--plan", "--plan-json", path, "--plan-gpu", "H200", *plan_options(run)], capture_output=True,
+        result = subprocess.run([program, "--plan=full", "--plan-json", path, "--plan-gpu", "H200", *plan_options(run)], capture_output=True,
                                 text=True, check=False)
         if result.returncode != 0:
             refuse(f"{program} made no plan: {(result.stderr or result.stdout).strip()}")
