@@ -49,6 +49,8 @@ bool mixture_is_named(const char *text) {
 
 // ---- names ----
 
+enum { NAME = 256 }; // bytes of a name, with its zero
+
 // name = the last `folders` + 1 components of a pattern, without what is only there to match: wildcards, the ending,
 // separators at the ends. Returns whether the pattern has more components.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
@@ -70,25 +72,37 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
+// Whether another part than `part` could have a name, by any number of folders, or a part before it has the name.
+static bool is_taken(const struct mixture *mixture, int part, const char *name) {
+    char other[NAME];
+    for (int i = 0; i < mixture->count; i++) {
+        if (i < part && strcmp(mixture->parts[i].name, name) == 0)
+            return true;
+        bool more = i != part;
+        for (int folders = 0; more; folders++) {
+            more = short_name(other, sizeof other, mixture->parts[i].pattern, folders);
+            if (strcmp(other, name) == 0)
+                return true;
+        }
+    }
+    return false;
+}
 // Names each part by as much of its pattern's end as no other part has; else by its pattern, with a number if need be.
 static void name_parts(struct mixture *mixture) {
-    char own[256], other[256];
+    enum { LONGEST = 200 };
+    char own[NAME];
     for (int i = 0; i < mixture->count; i++) {
         struct mixture_part *const part = &mixture->parts[i];
         bool unique = false, more = true;
         for (int folders = 0; more && !unique; folders++) {
             more = short_name(own, sizeof own, part->pattern, folders);
-            unique = *own != '\0';
-            for (int k = 0; k < mixture->count && unique; k++) {
-                short_name(other, sizeof other, mixture->parts[k].pattern, folders);
-                unique = k == i || strcmp(own, other) != 0;
-            }
+            unique = *own != '\0' && !is_taken(mixture, i, own);
         }
-        bool same = false;
+        bool same = strlen(part->pattern) > LONGEST || is_taken(mixture, i, part->pattern);
         for (int k = 0; k < mixture->count && !unique; k++)
             same |= k != i && strcmp(part->pattern, mixture->parts[k].pattern) == 0;
         if (!unique)
-            snprintf(own, sizeof own, same ? "%.200s (%d)" : "%.200s", part->pattern, i + 1);
+            snprintf(own, sizeof own, same ? "%.*s (%d)" : "%.*s", LONGEST, part->pattern, i + 1);
         part->name = text_copy(own);
     }
 }

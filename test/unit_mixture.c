@@ -68,6 +68,8 @@ static void a_text_gives_weights_and_names(void **state) {
         {"1 /web/*.bin 1 /code/*.idx", 2, {1, 1}, {"web", "code"}},
         {"1 a.bin 2 a.bin", 2, {1, 2}, {"a.bin (1)", "a.bin (2)"}},
         {"1 *.bin 2 /*.bin", 2, {1, 2}, {"*.bin", "/*.bin"}},
+        {"1 data/web/*.bin 1 old/web_*.bin", 2, {1, 1}, {"data/web", "old/web"}},
+        {"1 x/d/*.bin 1 d.bin", 2, {1, 1}, {"x/d", "d.bin"}},
         {"1 my\\ set/a.bin 1 b", 2, {1, 1}, {"a", "b"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -81,6 +83,19 @@ static void a_text_gives_weights_and_names(void **state) {
                          (unsigned long long)cases[i].weights[p], cases[i].names[p]);
         mixture_close(&mixture);
     }
+}
+
+static void names_of_long_patterns_differ(void **state) {
+    char text[2048], folders[300];
+    struct mixture mixture;
+    memset(folders, 'f', sizeof folders);
+    folders[sizeof folders - 1] = '\0';
+    snprintf(text, sizeof text, "1 %s/a 1 %s/b 1 %sa 1 %sb", folders, folders, folders, folders);
+    mixture_parse(&mixture, text, "--train-data");
+    for (int i = 0; i < mixture.count; i++)
+        for (int k = 0; k < i; k++)
+            assert_string_not_equal(mixture.parts[i].name, mixture.parts[k].name);
+    mixture_close(&mixture);
 }
 
 static void a_wrong_text_ends_with_a_message(void **state) {
@@ -283,6 +298,7 @@ static void another_mixture_goes_on_with_each_set(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_text_gives_weights_and_names),
+        cmocka_unit_test(names_of_long_patterns_differ),
         cmocka_unit_test(a_wrong_text_ends_with_a_message),
         cmocka_unit_test(the_order_is_that_of_the_definition),
         cmocka_unit_test(the_order_repeats_after_the_sum_of_weights),
