@@ -75,15 +75,19 @@ struct event_file {
     struct bytes event, summary, value, record;
 };
 
+// Reports the first failure.
+static void report_failure(struct event_file *events, int error) {
+    if (!events->failed)
+        say_warning("%s: cannot be written: %s; the run goes on, steps may be missing in TensorBoard", events->path,
+                    strerror(error));
+    events->failed = true;
+}
 // Cuts an incomplete record off, behind which no record would be read, and reports the first failure. Later records are
 // still tried: the disk may have room by then.
 static void record_failed(struct event_file *events, int error) {
     if (ftruncate(events->file, (off_t)events->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
-    if (!events->failed)
-        say_warning("%s: cannot be written: %s; the run goes on, steps may be missing in TensorBoard", events->path,
-                    strerror(error));
-    events->failed = true;
+    report_failure(events, error);
 }
 // Appends events->event as a record: u64 length, masked CRC of these 8 bytes, the data, masked CRC of the data. Sizes
 // and CRCs are little-endian, as this machine is.
@@ -270,8 +274,8 @@ struct event_file *event_file_open(const char *folder, int64_t first_step) {
 void event_file_close(struct event_file *events) {
     if (!events)
         return;
-    if (close(events->file) != 0) // some file systems report a failed write here
-        record_failed(events, errno);
+    if (close(events->file) != 0) // some file systems report a failed write here, where nothing can be cut off any more
+        report_failure(events, errno);
     free(events->event.data);
     free(events->summary.data);
     free(events->value.data);
