@@ -137,20 +137,22 @@ static void settle(json_t *value) {
 struct digest_token {
     int64_t id;
     const char *text;
+    size_t bytes; // of the text, which may hold zeros
     unsigned char flags;
 };
 static int compare_tokens(const void *a, const void *b) {
     const struct digest_token *left = (const struct digest_token *)a, *right = (const struct digest_token *)b;
     if (left->id != right->id)
         return left->id < right->id ? -1 : 1;
-    return strcmp(left->text, right->text);
+    const int order = memcmp(left->text, right->text, left->bytes < right->bytes ? left->bytes : right->bytes);
+    return order ? order : (left->bytes > right->bytes) - (left->bytes < right->bytes);
 }
 // Sorts tokens and appends them, with their flags if that is asked for.
 static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, bool flags) {
     qsort(tokens, count, sizeof *tokens, compare_tokens);
     for (size_t i = 0; i < count; i++) {
         put_u32(out, (uint32_t)tokens[i].id);
-        put_text(out, tokens[i].text, strlen(tokens[i].text));
+        put_text(out, tokens[i].text, tokens[i].bytes);
         if (flags)
             fputc(tokens[i].flags, out);
     }
@@ -169,7 +171,8 @@ static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     json_object_foreach (vocab, text, id)
         if (!json_object_get(added, text)) {
             tokens[count].id = json_integer_value(id);
-            tokens[count++].text = text;
+            tokens[count].text = text;
+            tokens[count++].bytes = strlen(text); // jansson refuses zeros in names
         }
     put_tokens(out, tokens, count, false);
     free(tokens);
@@ -198,7 +201,8 @@ static void put_merges(FILE *out, const json_t *merges, const json_t *vocab) {
     }
 }
 
-// Appends the added tokens, which then are members of `names`, too. False: out of memory.
+// Appends the added tokens, which then are members of `names`, too, but for texts with zeros, which no vocabulary here
+// has. False: out of memory.
 static bool put_added(FILE *out, const json_t *list, json_t *names) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const size_t count = json_array_size(list);
@@ -207,12 +211,14 @@ static bool put_added(FILE *out, const json_t *list, json_t *names) {
         return free(tokens), false;
     for (size_t i = 0; i < count; i++) {
         const json_t *token = json_array_get(list, i);
-        const char *text = json_string_value(json_object_get(token, "content"));
+        const json_t *content = json_object_get(token, "content");
         tokens[i].id = json_integer_value(json_object_get(token, "id"));
-        tokens[i].text = text ? text : "";
+        tokens[i].text = json_is_string(content) ? json_string_value(content) : "";
+        tokens[i].bytes = json_string_length(content);
         for (int k = 0; k < 4; k++)
             tokens[i].flags |= (unsigned char)(json_is_true(json_object_get(token, flags[k])) << k);
-        json_object_set_new(names, tokens[i].text, json_true());
+        if (strlen(tokens[i].text) == tokens[i].bytes)
+            json_object_set_new(names, tokens[i].text, json_true());
     }
     put_tokens(out, tokens, count, true);
     free(tokens);
@@ -229,7 +235,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     static const char *const unused[] = {"vocab", "merges", "unk_token", "fuse_unk"};
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
         json_object_del(model, unused[i]);
-    if (model && merges)
+    if (model && merges && !json_is_null(merges))
         set_default(model, "type", "BPE"); // GPT-2's own file has none
     json_array_append(list, model);
     static const char *const parts[] = {"normalizer", "pre_tokenizer"};

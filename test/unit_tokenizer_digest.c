@@ -23,6 +23,13 @@ static json_t *read_golden(const char *name) {
     return root;
 }
 
+static void assert_digest(const struct tokenizer_digest *digest, const char *expected) {
+    char hex[65];
+    for (int k = 0; k < 32; k++)
+        sprintf(hex + 2 * k, "%02x", k < 16 ? digest->text[k] : digest->added[k - 16]);
+    assert_string_equal(hex, expected);
+}
+
 static void known_digests(void **state) {
     static const char *const cases[][2] = {
         {"gpt2", "e33ea2b9cc33e07c0b45a7b8e180e7b2953b101b151de9e07e45a3981ed1a34b"},
@@ -32,14 +39,23 @@ static void known_digests(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tokenizer_digest digest;
         struct error_text error;
-        char path[128], hex[65];
+        char path[128];
         snprintf(path, sizeof path, "test/golden/tokenizer_%s.json", cases[i][0]);
         assert_null(tokenizer_digest_read(&digest, path, &error));
-        for (int k = 0; k < 32; k++)
-            sprintf(hex + 2 * k, "%02x", k < 16 ? digest.text[k] : digest.added[k - 16]);
-        assert_string_equal(hex, cases[i][1]);
+        assert_digest(&digest, cases[i][1]);
         assert_true(tokenizer_digest_known(&digest));
     }
+}
+
+// As scripts/tokenizer_digest.py has it: texts with zeros whole, null merges no sign of BPE.
+static void zeros_and_null_merges(void **state) {
+    static const char odd[] =
+        "{\"model\":{\"vocab\":{\"\":0,\"a\":1},\"merges\":null},"
+        "\"added_tokens\":[{\"id\":2,\"content\":\"\\u0000b\"},{\"id\":3,\"content\":\"\\u0000a\"}]}";
+    struct tokenizer_digest digest;
+    struct error_text error;
+    assert_null(tokenizer_digest_parse(&digest, (const unsigned char *)odd, sizeof odd - 1, "odd", &error));
+    assert_digest(&digest, "b890d420b6e878e22891c390989ec570dc5382ca566620a2ef5b0b4258ffb857");
 }
 
 // The changes of a file: a member of the object at a path, its value as JSON or NULL for none.
@@ -142,8 +158,9 @@ static void a_header_has_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_digests),   cmocka_unit_test(other_ways_to_write_it), cmocka_unit_test(other_ids),
-        cmocka_unit_test(malformed_files), cmocka_unit_test(a_header_has_it),
+        cmocka_unit_test(known_digests),   cmocka_unit_test(other_ways_to_write_it),
+        cmocka_unit_test(other_ids),       cmocka_unit_test(malformed_files),
+        cmocka_unit_test(a_header_has_it), cmocka_unit_test(zeros_and_null_merges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
