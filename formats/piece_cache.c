@@ -1,7 +1,7 @@
 #include "formats/piece_cache.h"
 
-#include <stdlib.h> // calloc, free
-#include <string.h> // memcpy, memcmp
+#include <stdlib.h> // aligned_alloc, free
+#include <string.h> // memcpy, memcmp, memset
 
 #include "formats/bpe.h" // bpe_hash
 
@@ -18,7 +18,11 @@ struct piece_cache {
 };
 
 struct piece_cache *piece_cache_create(void) {
-    return (struct piece_cache *)calloc(1, sizeof(struct piece_cache));
+    enum { LINE_BYTES = 64 };
+    struct piece_cache *cache = (struct piece_cache *)aligned_alloc(LINE_BYTES, sizeof *cache);
+    if (cache)
+        memset(cache, 0, sizeof *cache);
+    return cache;
 }
 void piece_cache_free(struct piece_cache *cache) { free(cache); }
 
