@@ -167,7 +167,7 @@ static const char *add_lines(struct worker *worker, const unsigned char *data, s
             first++;
         if (first == end)
             continue; // an empty line
-        if (!json_field_find(text, &text_bytes, data + first, end - first, worker->field)) {
+        if (!json_field_find(text, &text_bytes, data + begin, end - begin, worker->field)) {
             worker->reply.status = LOOK;
             return NULL;
         }
@@ -261,7 +261,9 @@ static void serve_seen(void) {
     struct buffer digests, seen;
     memset(&digests, 0, sizeof digests);
     memset(&seen, 0, sizeof seen);
-    while (table && read_all(&count, sizeof count)) {
+    if (!table)
+        end_without_memory();
+    while (read_all(&count, sizeof count)) {
         if (count > MAX_BYTES / 8)
             exit(2);
         const unsigned char *digest = buffer_reserve(&digests, count * 8 + 1);

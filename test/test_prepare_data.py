@@ -264,14 +264,16 @@ class Jsonl(Case):
             ({"body": "b", "id": 3}, "line 3: has no text in the field 'text'; fields with text: 'body'"),
             ({"text": None}, "line 3: has no text"),
             ("\xff\xfe", "line 3: not JSON"),
+            ('\v{"text": "t"}', "line 3: not JSON"),
             ('{"text": ' + "[" * 100000, "line 3: not JSON"),
         ]:
-            with self.subTest(words):
-                path = self.write_lines(good, "", bad, good)
-                status, _, errors = self.run_script(path)
-                self.assertEqual(status, 2)
-                self.assertIn("texts.jsonl, " + words, errors)
-                self.assertFalse(os.listdir(self.folder / "out"))
+            for tokenizer in [], ["--tokenizer", ROOT + "/test/golden/tokenizer_gpt2.json"]:  # Python's and the engine's
+                with self.subTest(words, bad=str(bad)[:20], tokenizer=tokenizer):
+                    path = self.write_lines(good, "", bad, good)
+                    status, _, errors = self.run_script(path, *tokenizer)
+                    self.assertEqual(status, 2)
+                    self.assertIn("texts.jsonl, " + words, errors)
+                    self.assertFalse(os.listdir(self.folder / "out"))
 
 
 class Mistakes(Case):
