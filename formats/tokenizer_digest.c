@@ -119,7 +119,9 @@ static void settle(json_t *value) {
     }
     if (type && strcmp(type, "Metaspace") == 0) {
         const bool never = json_is_false(json_object_get(value, "add_prefix_space"));
-        set_default(value, "prepend_scheme", never ? "never" : "always");
+        if (never) // whatever scheme it has
+            json_object_set_new(value, "prepend_scheme", json_string("never"));
+        set_default(value, "prepend_scheme", "always");
         set_default(value, "split", NULL);
         json_object_del(value, "add_prefix_space");
         json_object_del(value, "str_rep");

@@ -103,7 +103,7 @@ static const char *read_metaspace(struct tokenizer_reader *r, const json_t *meta
         f->prefix = prefix ? METASPACE_ALWAYS : METASPACE_NEVER;
     else if (scheme && strcmp(scheme, "first") == 0 && prefix)
         f->prefix = METASPACE_FIRST;
-    else if (scheme && strcmp(scheme, "never") == 0 && prefix)
+    else if (scheme && strcmp(scheme, "never") == 0)
         f->prefix = METASPACE_NEVER;
     else
         return error_format(r->error,

@@ -41,7 +41,7 @@ def settle(value):
         value.pop("trim_offsets", None)
     if value.get("type") == "Metaspace":
         never = value.pop("add_prefix_space", None) is False
-        value = {"prepend_scheme": "never" if never else "always", "split": True, **value}
+        value = {"prepend_scheme": "always", "split": True, **value, **({"prepend_scheme": "never"} if never else {})}
         value.pop("str_rep", None)
     return {name: settle(member) for name, member in value.items()}
 

@@ -71,6 +71,13 @@ class Tokenizers(Case):
         for name, digest in DIGESTS.items():
             self.assertEqual(tokenizer_digest.of(json.loads(read(GOLDEN % name))).hex(), digest)
 
+    def test_ways_to_write_a_metaspace(self):
+        ways = [{"prepend_scheme": "never"}, {"add_prefix_space": False}, {"prepend_scheme": "never", "add_prefix_space": False},
+                {"prepend_scheme": "always", "add_prefix_space": False}, {"prepend_scheme": "always"}]
+        tokenizer = json.loads(read(GOLDEN % "llama2"))
+        digests = [tokenizer_digest.of({**tokenizer, "pre_tokenizer": {"type": "Metaspace", **way}}) for way in ways]
+        self.assertEqual([digest == digests[0] for digest in digests], [True] * 4 + [False])
+
     def test_byte_shards_carry_their_tokenizer(self):
         """It goes to checkpoints, and is what the engine reads of its file."""
         header = read(self.path + "/bytes/x_train_000.bin")[:1024]

@@ -103,6 +103,23 @@ static void other_ways_to_write_it(void **state) {
     json_decref(root);
 }
 
+static void a_metaspace_that_puts_nothing_before_text(void **state) {
+    static const char *const ways[] = {"\"prepend_scheme\":\"never\"", "\"add_prefix_space\":false",
+                                       "\"prepend_scheme\":\"never\",\"add_prefix_space\":false",
+                                       "\"prepend_scheme\":\"always\",\"add_prefix_space\":false",
+                                       "\"prepend_scheme\":\"always\""};
+    struct tokenizer_digest digests[5];
+    for (int i = 0; i < 5; i++) {
+        char metaspace[128];
+        snprintf(metaspace, sizeof metaspace, "{\"type\":\"Metaspace\",%s}", ways[i]);
+        const struct change change = {"pre_tokenizer", {0}, metaspace};
+        json_t *root = changed("llama2", &change);
+        digests[i] = digest_of(root);
+        json_decref(root);
+        assert_int_equal(memcmp(&digests[i], &digests[0], sizeof digests[0]) == 0, i < 4);
+    }
+}
+
 static void other_ids(void **state) {
     static const struct change text[] = {{"type", {"normalizer"}, "\"NFKC\""},    {"merges", {"model"}, "[]"},
                                          {"ignore_merges", {"model"}, "true"},    {"byte_fallback", {"model"}, "true"},
@@ -158,9 +175,13 @@ static void a_header_has_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_digests),   cmocka_unit_test(other_ways_to_write_it),
-        cmocka_unit_test(other_ids),       cmocka_unit_test(malformed_files),
-        cmocka_unit_test(a_header_has_it), cmocka_unit_test(zeros_and_null_merges),
+        cmocka_unit_test(known_digests),
+        cmocka_unit_test(other_ways_to_write_it),
+        cmocka_unit_test(other_ids),
+        cmocka_unit_test(malformed_files),
+        cmocka_unit_test(a_header_has_it),
+        cmocka_unit_test(zeros_and_null_merges),
+        cmocka_unit_test(a_metaspace_that_puts_nothing_before_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

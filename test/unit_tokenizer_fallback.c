@@ -269,11 +269,34 @@ static void others_are_refused(void **state) {
     json_decref(base);
 }
 
+// Checks the two ways in which files say that a Metaspace puts nothing before text.
+static void no_mark_before_text(void **state) {
+    static const char *const ways[] = {"{s:s,s:s,s:s}", "{s:s,s:s,s:s,s:b}"};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct tokenizer tokenizer;
+        struct error_text error;
+        json_t *root = read_golden("llama2");
+        int32_t *ids;
+        int length;
+        json_object_set_new(root, "normalizer", json_null());
+        json_object_set_new(root, "pre_tokenizer",
+                            json_pack(ways[i], "type", "Metaspace", "replacement", "\u2581", "prepend_scheme", "never",
+                                      "add_prefix_space", 0));
+        assert_null(parse(&tokenizer, root, &error));
+        assert_int_equal(encode(&tokenizer, "a", 1, ENCODE_TEXT, &ids), 1);
+        assert_memory_equal(tokenizer_decode(&tokenizer, ids[0], &length), "a", 1);
+        free(ids);
+        json_decref(root);
+        tokenizer_free(&tokenizer);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_form_equals_package),     cmocka_unit_test(spaces_before_text),
         cmocka_unit_test(malformed_bytes_come_back),    cmocka_unit_test(merges_across_spaces),
         cmocka_unit_test(long_words_are_not_quadratic), cmocka_unit_test(others_are_refused),
+        cmocka_unit_test(no_mark_before_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
