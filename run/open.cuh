@@ -337,7 +337,7 @@ static void open_data(struct run *r) {
         r->val_losses = (double *)calloc((size_t)r->val->mixture.count, sizeof *r->val_losses);
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
-    if (!r->inputs || !r->targets)
+    if (!r->inputs || !r->targets || (r->val && r->val->mixture.count > 1 && !r->val_losses))
         fail("out of memory for a batch of %d sequences of %d tokens", c->training.micro_batch_size,
              c->model.seq_length);
     check_same_data(r);
