@@ -175,10 +175,8 @@ ROPE = """## RoPE
 
 RoPE is a pass of its own in forward, of at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
 Hopper's
-attention undoes RoPE where it stores dQ and dK; the other backends are followed by a pass, which these tables lack. Attention that
-rotates K as it loads K would save {small_keys_ms:.2f} and {large_keys_ms:.2f} ms, Q {small_read_ms:.2f} and {large_read_ms:.2f}, and wait for the rotation. \
-RoPE in an epilogue costs more
-than the pass where our own product is slower than cuBLASLt's by {small_share:.1f} % and {large_share:.1f} %.
+attention undoes RoPE where it stores dQ and dK; the other backends are followed by a pass, which these tables lack. RoPE in an epilogue
+costs more than the pass where our own product is slower than cuBLASLt's by {small_share:.1f} % and {large_share:.1f} %.
 """
 
 
@@ -188,12 +186,11 @@ def seconds_of(s, row):
 
 
 def rope():
-    """What RoPE's pass takes, and what would be saved where attention rotates."""
+    """What RoPE's pass takes."""
     figures = {}
     for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
         seconds = seconds_of(s, "rope forward")
         figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s),
-                    f"{size}_keys_ms": 1e3 * seconds * s.G / (s.H + s.G), f"{size}_read_ms": 1e3 * seconds * s.H / (s.H + s.G) / 2,
                     f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward")}
     return ROPE.format(**figures)
 
@@ -203,8 +200,8 @@ ROWS = {
     "qkv, three products": ("qkv",), "projection, three": ("projection",), "MLP up, three": ("MLP up",), "MLP down, three": ("MLP down",),
     "bias gradients of a block": ("bias",), "attention forward": ("attention forward",), "attention backward": ("attention backward",),
     "RoPE forward": ("rope",), "GELU or SwiGLU forward": ("gelu forward", "swiglu forward"),
-    "GELU or SwiGLU backward": ("gelu backward", "swiglu backward"), "residual add + norm forward": ("residual",),
-    "norm backward + residual": ("norm",), "embedding forward": ("embedding forward",), "embedding backward": ("embedding backward",),
+    "GELU or SwiGLU backward": ("gelu backward", "swiglu backward"), "residual and norm, forward or backward": ("residual", "norm"),
+    "embedding forward": ("embedding forward",), "embedding backward": ("embedding backward",),
     "head, three products": ("head",), "classifier, loss and gradient in place": ("classifier",), "gradient norm": ("gradient norm",),
     "AdamW": ("AdamW",),
 }
@@ -278,11 +275,11 @@ HEAD = """# Every kernel's roofline, at the sizes of the benchmarks
 
 Written by `scripts/roofline.py`. **Nothing here was measured.** A kernel's least time is the largest of: the bytes that it must move over
 4.3 TB/s; the flops that it must do over 790 TFLOP/s; of an activation, the instructions that the schedulers must issue, one a clock each
-at 1.83 GHz. The two rates are an H200's in a copy and in a large bf16 matmul. An H100 has 3.0 TB/s here.
+at 1.83 GHz. The rates are an H200's in a copy and in a large bf16 matmul. An H100 has 3.0 TB/s here.
 
 A [measured](../gpu/measured.md) time over the least time is what is left to gain. Only a kernel whose data stayed in the 50 MB of L2 can
-take less. Not in it: launches (about 2 us each, where no CUDA graph or host ahead hides them), the tail of the last wave of
-blocks, and attention's own ceiling, lower than a matmul's ([hopper.md](hopper.md), [attention-sm80.md](attention-sm80.md)).
+take less. Not in it: launches (about 2 us each), the tail of the last wave of blocks, and attention's own ceiling, lower than a matmul's
+([hopper.md](hopper.md), [attention-sm80.md](attention-sm80.md)).
 Recomputation adds the forward rows of what it makes again.
 
 ## A step, at best
@@ -290,7 +287,7 @@ Recomputation adds the forward rows of what it makes again.
 
 AFTER_STEPS = """
 A step is one micro-step: it overwrites gradients, takes all logits at once, and sums a bias's gradient in the kernel that makes what is
-summed. The tables lack other sums of biases (attention that is not Hopper's, a norm of q and k, `--mlp-chunk-tokens`).
+summed. The tables lack other sums of biases.
 
 ## A call on an H200, least us
 
@@ -306,8 +303,8 @@ without epilogues that `--matmul-tuning` may choose. `scripts/count_launches.py`
 MUON_HEAD = """
 ## What Muon adds to a step
 
-`--optimizer muon` on one GPU, five steps of the iteration, less what AdamW would move; once a step, whatever the number of
-micro-batches. On several ranks each orthogonalizes its share of the matrices. Products of 768 x 768 and the like fill no GPU and take more.
+`--optimizer muon` on one GPU, five steps of the iteration, less what AdamW would move; once a step. Products of 768 x 768 fill no GPU
+and take more.
 """
 
 
