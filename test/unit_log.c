@@ -150,10 +150,15 @@ static void the_eta_does_not_count_the_first_step(void **state) {
     memset(&log, 0, sizeof log);
     log.total_steps = 11;
     log.timed_from = -1;
-    assert_true(isnan(log_eta_s(&log, 1, 100))); // nobody knows whether the first step took 100 s or 1 s
-    assert_true(log_eta_s(&log, 2, 102) == 18);
-    assert_true(log_eta_s(&log, 3, 108) == 32); // 4 s a step so far
-    assert_true(log_eta_s(&log, 11, 140) == 0);
+    bool rough;
+    assert_true(log_eta_s(&log, 1, 7, 100, &rough) == 70); // the first step's own time, and marked so
+    assert_true(rough);
+    assert_true(log_eta_s(&log, 2, 2, 102, &rough) == 18);
+    assert_false(rough);
+    assert_true(log_eta_s(&log, 3, 6, 108, &rough) == 32); // 4 s a step so far
+    assert_true(log_eta_s(&log, 11, 2, 140, &rough) == 0);
+    log.timed_from = -1;
+    assert_true(isnan(log_eta_s(&log, 1, NAN, 100, &rough)));
 }
 
 // ---- a run ----
@@ -331,7 +336,7 @@ static void a_pipe_gets_a_plain_line_every_so_many_steps(void **state) {
     assert_int_equal(run_in_child(run_into_pipe, &run, output, sizeof output), 0);
     assert_null(strpbrk(output, "\r\033"));
     assert_int_equal(count(output, "\n"), 5); // steps 1, 5, 10, 12 and the validation
-    assert_non_null(strstr(output, "step  1/12  loss 10.5000  norm 1.250  lr 6.00e-04  1300 tok/s  ETA --:--:--"
+    assert_non_null(strstr(output, "step  1/12  loss 10.5000  norm 1.250  lr 6.00e-04  1300 tok/s  ETA ~00:00:35"
                                    "  MFU 41.2%  3.25 GiB\n"));
     assert_non_null(strstr(output, "\nstep 12/12  loss 0.8750  "));
     assert_non_null(strstr(output, "  ETA 00:00:00  "));
@@ -345,11 +350,11 @@ static void rates_that_are_not_known_are_left_out(void **state) {
     s.tokens_per_second = NAN;
     s.mfu = NAN;
     s.loss = NAN;
-    log_progress_text(text, &s, 1000, 60);
+    log_progress_text(text, &s, 1000, 60, false);
     assert_string_equal(text, "step    3/1000  loss nan  norm 1.250  lr 6.00e-04  ETA 00:01:00  3.25 GiB");
     s.loss = -1e300; // the longest possible text: it is cut, not overrun
     s.step = INT64_MAX;
-    log_progress_text(text, &s, INT64_MAX, 1e11);
+    log_progress_text(text, &s, INT64_MAX, 1e11, true);
     assert_int_equal(strlen(text), LOG_LINE - 1);
 }
 

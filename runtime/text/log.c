@@ -290,16 +290,19 @@ static double log_clock_s(void) {
 }
 
 // Returns the seconds left, from the mean wall time of a step so far, validation and samples included. The first step,
-// which has the page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
-static double log_eta_s(struct log *log, int64_t step, double now_s) {
+// which has the page faults and cold caches, starts the clock and is not counted: after it, *rough, the steps left are
+// taken to be as long as this step_s (NAN: not known).
+static double log_eta_s(struct log *log, int64_t step, double step_s, double now_s, bool *rough) {
+    *rough = false;
     if (log->timed_from < 0) {
         log->timed_from = step;
         log->timed_from_s = now_s;
     }
     if (step == log->total_steps)
         return 0;
-    if (step <= log->timed_from)
-        return NAN;
+    *rough = step <= log->timed_from;
+    if (*rough)
+        return step_s * (double)(log->total_steps - step);
     return (now_s - log->timed_from_s) / (double)(step - log->timed_from) * (double)(log->total_steps - step);
 }
 
@@ -313,8 +316,9 @@ const char *log_duration(char text[LOG_NUMBER], double seconds) {
 }
 
 enum { LOG_LINE = 256 };
-// text = the progress line, the most important numbers first: a narrow terminal cuts the end off.
-static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s) {
+// text = the progress line, the most important numbers first: a narrow terminal cuts the end off. A rough ETA has a ~.
+static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s,
+                              bool rough) {
     char number[LOG_NUMBER];
     const int digits = snprintf(number, sizeof number, "%lld", (long long)total_steps); // so that columns stay in line
     text[0] = 0;
@@ -322,7 +326,7 @@ static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int
     text_add(text, LOG_LINE, "  loss %.4f  norm %.3f  lr %.2e", s->loss, s->grad_norm, s->lr);
     if (isfinite(s->tokens_per_second))
         text_add(text, LOG_LINE, "  %.0f tok/s", s->tokens_per_second);
-    text_add(text, LOG_LINE, "  ETA %s", log_duration(number, eta_s));
+    text_add(text, LOG_LINE, "  ETA %s%s", rough ? "~" : "", log_duration(number, eta_s));
     if (isfinite(s->mfu))
         text_add(text, LOG_LINE, "  MFU %.1f%%", 100 * s->mfu);
     text_add(text, LOG_LINE, "  %s", log_bytes(number, s->peak_bytes));
@@ -342,9 +346,11 @@ void log_end_line(struct log *log) {
 }
 
 // Draws the progress line in place or, in a pipe or file, prints the line of a step that is due.
-static void log_draw(struct log *log, const struct log_step *s, double eta_s) {
+static void log_draw(struct log *log, const struct log_step *s) {
     char text[LOG_LINE];
-    log_progress_text(text, s, log->total_steps, eta_s);
+    bool rough;
+    const double eta_s = log_eta_s(log, s->step, 1e-3 * s->step_ms, log_clock_s(), &rough);
+    log_progress_text(text, s, log->total_steps, eta_s, rough);
     if (log->terminal) {
         // One column stays free: a terminal wraps after its last one. ESC [K clears the rest of a longer line.
         printf("\r%.*s\033[K", log_terminal_width() - 1, text);
@@ -358,7 +364,7 @@ static void log_draw(struct log *log, const struct log_step *s, double eta_s) {
 
 void log_step(struct log *log, const struct log_step *s) {
     log_write_step(log, s);
-    log_draw(log, s, log_eta_s(log, s->step, log_clock_s()));
+    log_draw(log, s);
 }
 
 void log_event(struct log *log, const char *format, ...) {
