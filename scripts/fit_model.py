@@ -429,12 +429,13 @@ The plan has auto's choice, the next two choices, every buffer and the predicted
 `--plan-gpu` the options train, and choose by rates measured on the machine. Where nothing fits, the message names the nearest budget
 that suffices.
 
-- `--recompute-granularity auto` finds the least predicted time among recomputation by layer and [offloads](../README.md#make-it-fit).
-  Options that you give stay.
+- `--recompute-granularity auto` finds the least predicted time among recomputation by layer and offloads. Options that you give stay:
+  `--help memory` lists them.
 - `--memory-budget`, `--host-memory-budget`: bytes of the device, bytes of pinned host memory.
 - `--plan-gpu NAME`, `--bus-gbps X`: the GPU and the bus to plan for.
 - `--allow-lossy-states`: auto may choose bf16 and 8-bit states, where they gain 2 % of the time. Without it all choices train the same bits.
-- `--mlp-chunk-tokens N`, `--loss-chunk-tokens N`: MLP and head for N tokens at a time.
+- `--mlp-chunk-tokens N`, `--loss-chunk-tokens N`: MLP and head for N tokens at a time. Bits are the same for the same N; on a GPU the second is
+  chosen by the memory that is left.
 
 ## What is promised
 
