@@ -234,6 +234,7 @@ class TextRun:
         self.seen = None if options.keep_copies else token_workers.Seen()
         self.left = options.max_bytes or sys.maxsize
         self.raw_bytes = self.bytes = self.copies = 0
+        self.moves = None  # of a run that was killed while it published
         self.resumable = all(source.stamp for source in finder.sources[1:])
 
     def run(self, workers_count):
@@ -242,6 +243,8 @@ class TextRun:
         if not entries:
             raise Mistake(f"{' '.join(self.options.inputs)}: holds no text")
         entry, block = self.take_up()
+        if self.moves:
+            return
         total = 0 if self.options.max_bytes else self.finder.total
         meter, saved_at = Meter(total, self.raw_bytes), time.monotonic()
         meter.first = (self.raw_bytes, self.tokens())
@@ -328,15 +331,19 @@ class TextRun:
         self.left -= self.bytes
         for source, counts in zip(self.finder.sources, saved["sources"]):
             source.kind, source.documents, source.tokens, source.bytes, source.digest = counts
+        self.moves = saved.get("moves")
         warn(f"{self.progress.path}: goes on after {self.tokens():,} tokens")
         return saved["entry"], saved["block"]
 
-    def save(self, entry, block):
+    def save(self, entry, block, moves=None):
         sources = [[s.kind, s.documents, s.tokens, s.bytes, s.digest] for s in self.finder.sources]
-        state = {"entry": entry, "block": block, "raw_bytes": self.raw_bytes, "bytes": self.bytes, "copies": self.copies, "sources": sources}
+        state = {"entry": entry, "block": block, "raw_bytes": self.raw_bytes, "bytes": self.bytes, "copies": self.copies, "sources": sources, "moves": moves}
         self.progress.save(self.writers, state)
 
     def publish(self):
+        if self.moves:
+            token_shards.move(self.options.out, self.moves)
+            return
         for writer in self.writers.values():
             writer.finish()
         documents = sum(writer.documents for writer in self.writers.values())
@@ -350,7 +357,8 @@ class TextRun:
                 )
         vocabulary = pack_vocabulary(self.tokenizer.vocabulary(), self.tokenizer.end_of_text, self.tokenizer.strips_space)
         manifest = json.dumps(self.manifest(), indent=1).encode() + b"\n"
-        token_shards.publish(self.writers, self.options.out, {"vocabulary.bin": vocabulary, token_shards.MANIFEST: manifest, **self.tokenizer.files()})
+        files = {"vocabulary.bin": vocabulary, token_shards.MANIFEST: manifest, **self.tokenizer.files()}
+        token_shards.publish(self.writers, self.options.out, files, (lambda moves: self.save(0, 0, moves)) if self.resumable else None)
 
     def manifest(self):
         """Returns what the shards were made of and by."""

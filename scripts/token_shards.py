@@ -113,8 +113,7 @@ class ShardWriter:
                 source.seek(self.header_bytes)
                 while piece := source.read(WRITE_BYTES):
                     target.write(piece)
-            self.hashes.pop(last).result()
-            os.remove(last)
+            self.hashes.pop(last).result()  # publish() removes it: a run that is killed before goes on with it
             self.hashes[self.paths[-1]].result()
             self.write_header(self.paths[-1])
             self.hash(self.paths[-1])
@@ -144,6 +143,9 @@ class ShardWriter:
         """Goes on where save() was; what was written after it is cut off."""
         self.room, self.tokens, self.documents = saved["room"], saved["tokens"], saved["documents"]
         self.paths = [f"{self.path_of(number)}.tmp" for number in range(saved["shards"])]
+        if len(self.paths) > 1:  # finish() may have appended the last shard to it
+            os.truncate(self.paths[-2], self.header_bytes + self.shard_bytes)
+            self.write_header(self.paths[-2])
         for path in self.paths[:-1]:
             self.hash(path)
         if self.paths:
@@ -153,6 +155,11 @@ class ShardWriter:
                 raise OSError(f"{self.paths[-1]} is shorter than {self.prefix}.partial says")
             self.file.truncate(size)
             self.file.seek(size)
+
+    def restore(self, saved):
+        """Takes up the counts of finished shards, which only have to be published."""
+        self.tokens, self.documents = saved["tokens"], saved["documents"]
+        self.paths = [f"{self.path_of(number)}.tmp" for number in range(saved["shards"])]
 
     def close(self):
         self.hashing.shutdown(wait=True)
@@ -164,9 +171,7 @@ class ShardWriter:
         self.pending = []
         with contextlib.suppress(OSError):  # a full disk's
             self.close()
-        for path in self.paths:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        remove(outputs(self.prefix, [rf"{self.split}_\d{{3,}}\.bin\.tmp"]))
 
 
 def hash_of_file(path):
@@ -184,26 +189,46 @@ def outputs(prefix, endings):
     return [os.path.join(folder, old) for old in sorted(os.listdir(folder or ".")) if ours.fullmatch(old)]
 
 
-def publish(writers, prefix, files):
+def publish(writers, prefix, files, keep=None):
     """Writes `files`, {name: bytes}, and gives them and the writers' shards their final names. Removes what an earlier
-    run wrote and the present one did not: more shards, a tokenizer's files."""
-    renames = []
-    for name, content in files.items():
-        path = f"{prefix}_{name}"
-        with open(f"{path}.tmp", "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        renames.append((f"{path}.tmp", path))
-    for writer in writers.values():
-        renames += [(path, path.removesuffix(".tmp")) for path in writer.paths]
+    run wrote and the present one did not: more shards, a tokenizer's files. keep: is called with the moves, {"removes",
+    "renames"}, before the first; move() can make them again after a kill."""
+    names = [name for name in files if name != MANIFEST]
+    temporaries = [f"{prefix}_{name}.tmp" for name in files]
+    try:
+        for path, content in zip(temporaries, files.values()):
+            with open(path, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        remove(temporaries)
+        raise
+    shards = [path.removesuffix(".tmp") for writer in writers.values() for path in writer.paths]
+    # The manifest goes first and comes last: where it is, the shards are those that it names.
+    finals = [*(f"{prefix}_{name}" for name in names), *shards, *(f"{prefix}_{name}" for name in files if name == MANIFEST)]
     earlier = [*TOKENIZER_FILES, MANIFEST] if os.path.exists(f"{prefix}_vocabulary.bin") else []  # else the user's own
-    kept = {path for _, path in renames}
-    for old in outputs(prefix, [r"(train|val)_\d{3,}\.bin", *map(re.escape, earlier)]):
-        if old not in kept:
-            os.remove(old)
-    for old, new in renames:
-        os.replace(old, new)
+    kept = {*finals, *(f"{path}.tmp" for path in finals)} - {f"{prefix}_{MANIFEST}"}
+    old = [path for path in outputs(prefix, [r"(train|val)_\d{3,}\.bin(\.tmp)?", *map(re.escape, earlier)]) if path not in kept]
+    old.sort(key=lambda path: not path.endswith(MANIFEST))
+    moves = {"removes": [path[len(prefix) :] for path in old], "renames": [path[len(prefix) :] for path in finals]}
+    if keep:
+        keep(moves)
+    move(prefix, moves)
+
+
+def move(prefix, moves):
+    """Makes the moves of publish(), or those that a killed run did not make."""
+    remove(prefix + ending for ending in moves["removes"])
+    for ending in moves["renames"]:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{prefix}{ending}.tmp", prefix + ending)
+
+
+def remove(paths):
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 class Progress:
@@ -226,7 +251,7 @@ class Progress:
             if saved["run"] != self.run:
                 raise Mistake(f"{self.path}: a run with other inputs or options was interrupted; give these to go on, or remove {self.path} to begin anew")
             for split, writer in writers.items():
-                writer.resume(saved["writers"][split])
+                (writer.restore if saved.get("moves") else writer.resume)(saved["writers"][split])
             self.digest_bytes = saved["digest_bytes"]
             self.digests = open(self.digests_path, "r+b")
             while self.digests.tell() < self.digest_bytes:
@@ -246,9 +271,7 @@ class Progress:
 
     def load_nothing(self):
         """Begins anew, without what a killed run may have left."""
-        for path in [*outputs(self.prefix, [r"(train|val)_\d{3,}\.bin\.tmp"]), self.path, self.digests_path]:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        remove([*outputs(self.prefix, [r"(train|val)_\d{3,}\.bin\.tmp"]), self.path, self.digests_path])
         self.digests = open(self.digests_path, "wb")
 
     def add(self, digests):
@@ -270,6 +293,4 @@ class Progress:
         if self.digests:
             with contextlib.suppress(OSError):
                 self.digests.close()
-        for path in (self.path, f"{self.path}.tmp", self.digests_path):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+        remove([self.path, f"{self.path}.tmp", self.digests_path])

@@ -9,6 +9,7 @@ import lzma
 import os
 import random
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -366,6 +367,49 @@ class Kills(Case):
         found = {path.name: path.read_bytes() for path in (self.folder / "out").iterdir()}
         found.pop("x.lock", None)
         self.assertEqual(found, whole)
+
+    def killed_at_the_end(self, calls):
+        """Runs in a child that is killed at so many changes of the folder when all blocks are there; returns the signal."""
+        child = os.fork()
+        if child == 0:
+            publish, left = prepare_data.TextRun.publish, [calls]
+
+            def mortal(function):
+                def call(*arguments):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return function(*arguments)
+
+                return call
+
+            def armed(run):
+                for name in "fsync", "replace", "remove":
+                    setattr(os, name, mortal(getattr(os, name)))
+                publish(run)
+
+            with mock.patch.object(prepare_data.TextRun, "publish", armed):
+                os._exit(self.run_script(self.folder / "texts", *self.ARGUMENTS)[0])
+        return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+    def test_a_run_killed_at_the_end_goes_on(self):
+        out = self.folder / "out"
+        self.prepare(self.folder / "texts", *self.ARGUMENTS)
+        whole = {path.name: path.read_bytes() for path in out.iterdir()}
+        shutil.rmtree(out)
+        self.assertTrue(self.killed_at_the_end(1))
+        shutil.copytree(out, self.folder / "before")
+        self.assertGreater(len(list(out.glob("x_train*"))), len([name for name in whole if "train" in name]))  # the last is appended
+        calls = 2
+        while self.killed_at_the_end(calls):
+            if (out / "x_manifest.json").exists():
+                self.assertFalse(list(out.glob("*.tmp")))
+            self.prepare(self.folder / "texts", *self.ARGUMENTS)
+            self.assertEqual({path.name: path.read_bytes() for path in out.iterdir() if path.suffix != ".lock"}, whole, calls)
+            shutil.rmtree(out)
+            shutil.copytree(self.folder / "before", out)
+            calls += 1
+        self.assertGreater(calls, 20)
 
     def test_another_run_does_not_go_on(self):
         self.killed_at(7)
