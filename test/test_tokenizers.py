@@ -1,6 +1,7 @@
 """Tokenizers that match or are refused: shards carry the digest of theirs, which the engine and the scripts compute alike,
 and a run is refused on another one than the model's. Bytes have the files of a tokenizer."""
 import contextlib
+import gzip
 import importlib.util
 import io
 import json
@@ -146,11 +147,11 @@ class Tokenizers(Case):
         self.assertEqual(tokenizer.encode(text), prepare_data.ByteTokenizer().encode_with_offsets(text)[0])
         self.assertEqual((tokenizer.decode(tokenizer.encode(text)), tokenizer.eos_token_id), (text, 256))
 
-    def train_tokenizer(self, *arguments):
+    def train_tokenizer(self, *arguments, text="text.txt"):
         """Returns the script's exit status and what it says."""
         output, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            status = train_tokenizer.main([self.path + "/text.txt", *map(str, arguments)])
+            status = train_tokenizer.main([f"{self.path}/{text}", *map(str, arguments)])
         return status, output.getvalue() + errors.getvalue()
 
     def test_training_a_tokenizer(self):
@@ -168,6 +169,17 @@ class Tokenizers(Case):
         self.assertEqual(result.returncode, 0, result.stderr)
         result = run("--init-from", self.path + "/out/checkpoints/step_00000001", "--generate", "x[i] ü<|im_end|>", "--sample-tokens", 1, "--threads", 1)
         self.assertTrue(result.stdout.startswith("x[i] ü<|im_end|>"), result.stdout)
+
+    def test_training_on_what_prepare_data_reads(self):
+        if not importlib.util.find_spec("tokenizers"):
+            self.skipTest("the package 'tokenizers' is not installed")
+        for name, data in ("a.gz", gzip.compress(b'{"text": "abab \\ud800"}\n\n' * 9)), ("b.txt", b""), ("c.gz", gzip.compress(b"abab")[:-9]):
+            with open(f"{self.path}/{name}", "wb") as file:
+                file.write(data)
+        self.assertEqual(self.train_tokenizer("--vocab-size", 258, "--out", self.path + "/a", text="a.gz")[0], 0)
+        for name, said in ("b.txt", "holds no text"), ("c.gz", "cut off"):
+            status, errors = self.train_tokenizer("--out", self.path + "/b", text=name)
+            self.assertEqual((status, said in errors, os.path.exists(self.path + "/b")), (2, True, False), errors)
 
     def test_training_without_the_package(self):
         with mock.patch.dict(sys.modules, {"tokenizers": None}):
