@@ -12,6 +12,7 @@ import collections
 import fnmatch
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -23,6 +24,7 @@ BLOCK_BYTES = 1 << 20  # of documents that a worker is given at once
 HEAD_BYTES = 1 << 16  # what a file is, is seen in so many of its first bytes
 FIRST_RECORD_BYTES = 1 << 20  # and, of JSON, in so many
 UNCUT_BYTES = 1 << 24  # pieces of a text that is not cut for validation's sake
+CONTINUATION = bytes(range(0x80, 0xC0))  # UTF-8's bytes within a character
 LONGEST_DOCUMENT = 1 << 28  # a line of JSONL, an element of an array, a file in a tar
 
 
@@ -30,8 +32,11 @@ class Mistake(Exception):
     """What the user has to change; ends the program with status 2."""
 
 
+SCRIPT = ["prepare_data.py"]  # whose messages these are
+
+
 def warn(message):
-    print(f"prepare_data.py: {message}", file=sys.stderr)
+    print(f"{SCRIPT[0]}: {message}", file=sys.stderr)
 
 
 # --- What a file holds ------------------------------------------------------------------------------------------------
@@ -336,6 +341,8 @@ def files_of_folder(folder, patterns):
             wanted = not patterns or any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(below, p) for p in patterns)
             if wanted and os.path.isfile(path):
                 found.append((path, below))
+            elif wanted:
+                warn(f"{path}: {'a pipe or a device' if os.path.exists(path) else 'a link to nothing'}; left out")
     return sorted(found, key=lambda item: os.fsencode(item[1]))
 
 
@@ -390,6 +397,11 @@ def find_files(inputs, patterns):
     return files
 
 
+def cut_of(data):
+    """Returns where a text is cut that goes on with `data`: behind a line's end or, where none is near, a character's."""
+    return data.find(b"\n") + 1 or len(data[:3]) - len(data[:3].lstrip(CONTINUATION))
+
+
 def pieces_of_text(path, name, size, named, piece_bytes):
     """Returns a file as documents: one, or, if it is much longer than piece_bytes, pieces of about piece_bytes, cut
     at line ends."""
@@ -398,8 +410,7 @@ def pieces_of_text(path, name, size, named, piece_bytes):
         with open(path, "rb") as file:
             while cuts[-1] + 2 * piece_bytes < size:
                 file.seek(cuts[-1] + piece_bytes)
-                line_end = file.read(min(piece_bytes, 1 << 16)).find(b"\n")
-                cuts.append(cuts[-1] + piece_bytes + line_end + 1)  # no line end is near: at piece_bytes exactly
+                cuts.append(cuts[-1] + piece_bytes + cut_of(file.read(min(piece_bytes, 1 << 16))))
     cuts.append(size)
     identity = os.fsencode(name)
     return [Document(path, begin, end, named, b"%s@%d" % (identity, begin)) for begin, end in zip(cuts, cuts[1:])]
@@ -469,7 +480,9 @@ class Finder:
             source = self.add_source(path, kind, status.st_size, stamp)
             for group, raw_bytes in arrow_sources.row_groups(path, self.options.text_field):
                 self.units.append(Unit(source, b"%s@%d" % (identity, group), arrow_sources.read_row_group, group, raw_bytes, self.options.text_field))
-        elif kind != "empty":
+        elif kind == "empty":
+            self.left_out["empty"].append(path)
+        else:
             self.add_stream(path, kind, identity, status.st_size, stamp)
 
     def add_source(self, path, kind, size, stamp):
@@ -663,6 +676,13 @@ def elements(stream, path):
     """Yields the elements of a JSON array, of which one and a chunk of the file are in memory."""
     decoder, text, at, number, expects, ended = json.JSONDecoder(), "", 0, 0, "[", False
     characters = codecs.getincrementaldecoder("utf-8-sig")()
+
+    def decoded(more):
+        try:
+            return characters.decode(more, not more)
+        except UnicodeDecodeError as error:
+            raise Mistake(f"{path}, after element {number}: not UTF-8: {error.reason}") from None
+
     while True:
         while at < len(text) and text[at] in " \t\r\n":
             at += 1
@@ -672,6 +692,10 @@ def elements(stream, path):
                 at, expects = at + 1, "]{" if expects == "[" else "{"
                 continue
             if text[at] == "]" and expects != "{":
+                while not (rest := text[at + 1 :].strip(" \t\r\n")) and (more := stream.read(BLOCK_BYTES)):
+                    text, at = decoded(more), -1
+                if rest:
+                    raise Mistake(f"{path}, after element {number}: not JSON: the array ends, and {rest[:20]!r} follows")
                 return
             try:
                 if expects == "],":
@@ -687,10 +711,7 @@ def elements(stream, path):
             raise Mistake(f"{path}, after element {number}: not JSON: {problem}")
         more = stream.read(max(BLOCK_BYTES, len(text) - at))
         ended = not more
-        try:
-            text, at = text[at:] + characters.decode(more, ended), 0
-        except UnicodeDecodeError as error:
-            raise Mistake(f"{path}, after element {number}: not UTF-8: {error.reason}") from None
+        text, at = text[at:] + decoded(more), 0
 
 
 def lines_of(path):
@@ -720,8 +741,7 @@ def read_text_stream(source, stream, progress, finder):
     while data:
         cut = len(data)
         if len(data) > 2 * piece_bytes or (more and len(data) > piece_bytes):
-            line_end = data.find(b"\n", piece_bytes, piece_bytes + (1 << 16))
-            cut = line_end + 1 or piece_bytes
+            cut = piece_bytes + cut_of(data[piece_bytes : piece_bytes + min(piece_bytes, 1 << 16)])
         if b"\0" in data[:cut]:
             raise Mistake(f"{source[1]}: is no text: some of its bytes are zero")
         if packer.add(data[:cut]):
@@ -732,11 +752,24 @@ def read_text_stream(source, stream, progress, finder):
     yield packer.block()
 
 
+class TarMember(tarfile.TarInfo):
+    """A file in a tar. tarfile takes a header that is cut off or damaged, but for the first, for the end."""
+
+    @classmethod
+    def frombuf(cls, buf, *encoding):
+        try:
+            return super().frombuf(buf, *encoding)
+        except tarfile.EOFHeaderError:
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from None
+
+
 def read_tar(source, stream, progress, field):
     """Yields the texts in a tar: texts as they are, of JSON the records' field; other files are counted."""
     path, packer, left_out = source[1], Packer(source, progress), 0
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=TarMember) as archive:
             for member in archive:
                 if not member.isfile():
                     continue
@@ -748,7 +781,8 @@ def read_tar(source, stream, progress, field):
                 if kind == "lines":
                     texts = Block(0, LINES, data, where, 0).texts(field)
                 elif kind == "array":
-                    texts = [text_of_record(lambda: f"{path}, {member.name}", value, field) for value in json.loads(data)]
+                    values = list(elements(io.BytesIO(data), f"{path}, {member.name}"))
+                    texts = [text_of_record(lambda: f"{path}, {member.name}", value, field) for value in values]
                 elif kind == "text" and not member.name.endswith(".json"):
                     texts = [data]
                 else:

@@ -160,7 +160,10 @@ class PackageTokenizer(TokenizerFile):
         """Returns each text as little-endian tokens; the first is the mark of a document's begin."""
         code = "H" if self.width == 2 else "I"
         decoded = [text.decode("utf-8", "replace") for text in texts]
-        encodings = self.tokenizer.encode_batch(decoded, add_special_tokens=False)
+        try:
+            encodings = self.tokenizer.encode_batch(decoded, add_special_tokens=False)
+        except Exception as error:  # bare: a text that the vocabulary has no tokens for
+            raise Mistake(f"--tokenizer {self.path}: the package 'tokenizers' cannot encode by it: {error}") from None
         return [struct.pack(f"<{len(e.ids) + 1}{code}", self.end_of_text, *e.ids) for e in encodings]
 
 

@@ -147,8 +147,9 @@ class Seen:
     def add(self, digests):
         """Returns a byte for each digest (u64): 1 where it was there, before or earlier in `digests`."""
         if self.process:
-            self.process.stdin.write(struct.pack("<Q", len(digests)) + digests.tobytes())
-            self.process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # the answer is missing then
+                self.process.stdin.write(struct.pack("<Q", len(digests)) + digests.tobytes())
+                self.process.stdin.flush()
             seen = self.process.stdout.read(len(digests))
             if len(seen) != len(digests):
                 raise Mistake(f"{PROGRAM} ended; it needs memory, or its build is another")

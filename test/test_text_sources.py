@@ -114,7 +114,13 @@ class Forms(Case):
         text = "".join(f"line {i} of the book\n" for i in range(5000))
         self.prepare(self.write("book.txt", text), out="out/a")
         self.prepare(self.write("book.gz", gzip.compress(text.encode())), out="out/b")
+        line = "".join(f"日本語{i}" for i in range(9000))  # no line ends: characters stay whole
+        self.prepare(self.write("line.txt", line), out="out/c")
+        self.prepare(self.write("line.gz", gzip.compress(line.encode())), out="out/d")
         for split in "train", "val":
+            documents = [sorted(map(bytes, self.documents(split, out))) for out in ("out/c", "out/d")]
+            self.assertEqual(*documents)
+            self.assertTrue([document.decode() for document in documents[0]])
             documents = [sorted(map(bytes, self.documents(split, out))) for out in ("out/a", "out/b")]
             self.assertEqual(*documents)
             self.assertTrue(documents[0])
@@ -131,10 +137,14 @@ class Forms(Case):
             expected.append("TEXT %d %d")
         self.write("mixed/code.json", '{"name": "no record of text"}')
         self.write("mixed/picture.png", b"\x89PNG\r\n\0")
+        self.write("mixed/nothing.txt", b"")
+        os.mkfifo(self.folder / "mixed/pipe")
+        os.symlink("nowhere", self.folder / "mixed/link")
         status, _, errors = self.run_script(self.folder / "mixed", "--val-fraction", 0, "--keep-copies")
         self.assertEqual(status, 0, errors)
         self.assertEqual(sorted(map(bytes.decode, self.everything())), sorted([*expected, '{"name": "no record of text"}']))
-        self.assertIn("left out 1 files: a picture or a sound, such as", errors)
+        for said in "left out 1 files: a picture or a sound, such as", "left out 1 files: empty", "pipe: a pipe or a device; left out", "link: a link to nothing":
+            self.assertIn(said, errors)
 
     def test_chats_compressed_and_in_an_array(self):
         chats = [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(9)]
@@ -160,6 +170,12 @@ class Forms(Case):
                     errors = self.refused(self.write("cut", content[: len(content) * 2 // 3]), "--val-fraction", 0)
                     self.assertIn(f"{self.folder}/cut", errors)
                     self.assertRegex(errors, "cut off|damaged")
+        content = tar({f"{i}.txt": text.encode() for i, text in enumerate(TEXTS)})
+        header = content.index(b"5.txt")
+        for data in content[:header], content[: header + 300], content[:header] + b"damaged" + content[header + 7 :]:
+            self.assertIn("the tar is cut off or damaged", self.refused(self.write("cut", data)))
+        self.assertIn("a.json, after element 1: not JSON", self.refused(self.write("cut", tar({"a.json": b'[{"text": "a"}, {"text": "'}))))
+        self.assertIn("the array ends, and '[]' follows", self.refused(self.write("cut", b'[{"text": "a"}]\n' + b" " * (1 << 21) + b"[]")))
         damaged = bytearray(gzip.compress(lines(TEXTS)))
         damaged[100:110] = bytes(10)
         self.assertIn("its gzip data is damaged", self.refused(self.write("damaged", bytes(damaged))))
