@@ -26,7 +26,7 @@ struct follower {
 // where it is in neither.
 static bool follower_find(char path[PATH_MAX]) {
     enum { ABOVE = 4 };
-    static const char *const places[] = {"scripts/follow.py", "share/train_gpt/scripts/follow.py"};
+    static const char *const places[] = {"scripts/follow.py", "share/train_gpt/follow.py"};
     char folder[PATH_MAX];
     const ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
     folder[length > 0 ? length : 0] = '\0';

@@ -18,7 +18,7 @@ from environment import ROOT, long_test
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 BUILD = os.path.dirname(PROGRAM)
 REFERENCE = os.path.join(BUILD, "reference")
-COMMANDS = ["prepare-data", "plot-loss", "chat-format", "convert-tasks", "get"]
+COMMANDS = ["prepare-data", "train-tokenizer", "plot-loss", "report", "follow", "chat-format", "convert-tasks", "get"]
 
 
 def read(*path):
@@ -176,6 +176,11 @@ class Installed(unittest.TestCase):
             file.write("Once upon a time.\n" * 100)
         prepared = run(self.folder + "/prepare", "text.txt", "--val-fraction", "0", "--out", "shard", cwd=self.folder)
         self.assertEqual(prepared.returncode, 0, prepared.stderr)
+        small = ["--vocab-size", "257", "--num-layers", "1", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32", "--threads", "1"]
+        trained = run(program, *small, "--train-steps", "1", "--train-data", "shard_train_*.bin", "--mlflow-tracking-uri", "nowhere", "--out", "out", cwd=self.folder)
+        self.assertIn("follow.py: mlflow: nowhere is no server's address", trained.stderr)
+        page = run(self.root + "/bin/train_gpt-report", "out", cwd=self.folder)
+        self.assertEqual((page.returncode, page.stdout), (0, "wrote out/report.html\n"), page.stderr)
         for name in COMMANDS:
             helped = run(self.root + "/bin/train_gpt-" + name, "--help", cwd=self.folder)
             self.assertEqual((helped.returncode, helped.stderr), (0, ""), name)

@@ -14,7 +14,7 @@ share=$root/share/train_gpt
 cd "$(dirname "$0")/../.."
 
 # The scripts that users call, and programs of the build that scripts start, where they were built.
-commands="prepare_data plot_loss chat_format convert_tasks get"
+commands="prepare_data train_tokenizer plot_loss report follow chat_format convert_tasks get"
 helpers="tokenize_text"
 
 # Prints the modules of scripts/ that the commands import, and those that these modules import.
@@ -82,6 +82,7 @@ EOF
     for name in $helpers; do
         [ ! -e "$build/$name" ] || install -D -m 755 "$build/$name" "$root/libexec/train_gpt/$name"
     done
+    install -m 644 scripts/report_page.html "$share/report_page.html"
     for name in $(modules); do install -m 644 "scripts/$name.py" "$share/$name.py"; done
     single_files | while read -r from to; do install -D -m 644 "$from" "$to"; done
     for name in $commands; do echo ".so man1/train_gpt.1" >"$(page_of "$name")" && chmod 644 "$(page_of "$name")"; done
