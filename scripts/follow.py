@@ -280,8 +280,8 @@ def first_line(error):
 class Follower:
     """A tracker, and how far it has got. What fails is tried again, ever more seldom; the first failure is said."""
 
-    def __init__(self, tracker, log, kept):
-        self.tracker, self.log, self.kept = tracker, log, kept
+    def __init__(self, tracker, log, kept, goes_on="; the run goes on without it"):
+        self.tracker, self.log, self.kept, self.goes_on = tracker, log, kept, goes_on
         self.place = None
         self.is_open = self.is_hopeless = self.said = False
         self.wait, self.not_before = EVERY_S, 0.0
@@ -305,7 +305,7 @@ class Follower:
             return more
         except Hopeless as error:
             self.is_hopeless = True
-            say(f"{self.tracker.name}: {error}; the run goes on without it")
+            say(f"{self.tracker.name}: {error}{self.goes_on}")
         except FileNotFoundError:
             pass  # the log of a run that begins
         except Exception as error:
@@ -383,18 +383,22 @@ def follow(options):
         return 2
     state = {} if options.new else read_json(os.path.join(folder, "follow.json"))
     state.pop("said", None)
-    followers = []
+    followers, hopeless = [], False
+    goes_on = "; the run goes on without it" if options.with_run else ""
     for kind, wanted in ((Wandb, options.wandb_project), (Mlflow, options.mlflow_tracking_uri), (Prometheus, options.metrics_port)):
         if not wanted:
             continue
         kept = state.setdefault(kind.name, {})
         try:
-            followers.append(Follower(kind(options, folder), log, kept))
+            followers.append(Follower(kind(options, folder), log, kept, goes_on))
         except Hopeless as error:
-            say(f"{kind.name}: {error}; the run goes on without it")
+            say(f"{kind.name}: {error}{goes_on}")
+            hopeless = True
     try:
         while followers:
             advance_all(followers, folder, state)
+            if not options.with_run and all(follower.is_hopeless for follower in followers):
+                break
             if options.once or (options.with_run and run_ended(EVERY_S)):
                 break
             if not options.with_run:
@@ -422,7 +426,14 @@ def follow(options):
     missed[:] = [follower.tracker.name for follower in followers if not follower.finish()]
     if missed:
         say(f"{', '.join(missed)}: {rest}")
-    return 1 if missed else 0
+    hopeless = hopeless or any(follower.is_hopeless for follower in followers)
+    return 1 if missed else 2 if hopeless and not options.with_run else 0
+
+
+def port(text):
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port; expected 1 to 65535")
+    return int(text)
 
 
 def main():
@@ -432,7 +443,7 @@ def main():
     parser.add_argument("--wandb-name", metavar="NAME", help="the run's name (default: its folder)")
     parser.add_argument("--mlflow-tracking-uri", metavar="URL", help="MLflow's server")
     parser.add_argument("--mlflow-experiment", metavar="NAME", help="experiment there (default: train_gpt)")
-    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="port for Prometheus")
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="port for Prometheus")
     parser.add_argument("--once", action="store_true", help="end when what is there is sent")
     parser.add_argument("--new", action="store_true", help="begin new runs at the trackers, whatever follow.json says")
     parser.add_argument("--with-run", action="store_true", help="end when standard input does (the engine's)")

@@ -51,7 +51,10 @@ class Mistake(Exception):
 
 
 def endpoint():
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    if not re.match("https?://.", address):
+        raise Mistake(f"HF_ENDPOINT={address}: is no server's address; expected one as https://huggingface.co")
+    return address
 
 
 # --- One file ---------------------------------------------------------------------------------------------------------

@@ -195,6 +195,8 @@ class Get(unittest.TestCase):
             self.server.status = status
             self.assertIn(words, self.get("shakespeare", "--out", self.folder, status=2))
         nobody = "http://127.0.0.1:%d" % free_port()
+        with mock.patch.dict(os.environ, {"HF_ENDPOINT": "nobody"}):
+            self.assertIn("HF_ENDPOINT=nobody: is no server's address", self.get("fineweb-edu", status=2))
         with mock.patch.dict(os.environ, {"HF_ENDPOINT": nobody}), mock.patch.object(get, "SHAKESPEARE", (nobody + "/input.txt", "0" * 64)):
             for goal in (["shakespeare"], ["fineweb"], ["model", "owner/tiny"]):
                 message = self.get(*goal, "--out", self.path("x"), status=2)

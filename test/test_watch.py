@@ -310,6 +310,8 @@ class Followers(Case):
             self.assertIn(line + "\n", text)
         self.assertNotIn("val_loss", text)
         for arguments, words in (((self.path + "/none", "--once", "--metrics-port", "1"), "no such file; name the folder of a run"),
+                                 ((self.path + '/a "run"', "--once", "--metrics-port", "99999"), "is no port"),
+                                 ((self.path + '/a "run"', "--mlflow-tracking-uri", "nowhere"), "nowhere is no server's address; expected one as http://127.0.0.1:5000\n"),
                                  ((self.path,), "nothing to send to")):  # fmt: skip
             result = self.script("follow.py", *arguments)
             self.assertEqual(result.returncode, 2)
