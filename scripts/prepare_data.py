@@ -152,6 +152,8 @@ def parse_options(arguments):
         parser.error("--end-of-text names a token of --tokenizer, which is not given")
     if options.shard_tokens > 1_000_000_000:
         parser.error("--shard-tokens: a shard's header counts to 2^31; expected at most 1G")
+    if options.workers > 1024:
+        parser.error(f"--workers {options.workers}: expected at most 1024")
     if not os.path.basename(options.out):
         parser.error(f"--out {options.out}: is a folder; expected a prefix of file names, as {options.out}text")
     return options
@@ -406,7 +408,7 @@ class TextRun:
 def prepare_texts(options):
     began = time.monotonic()
     tokenizer, make_encoder, workers, encodes_by = choose_encoder(options)
-    finder = Finder(options)
+    finder = Finder(options, lambda path: token_shards.is_output(options.out, path))
     finder.find()
     with token_shards.alone(options.out):
         progress = token_shards.Progress(options.out, hash_of_run(finder, tokenizer, encodes_by, options))

@@ -426,14 +426,15 @@ def piece_bytes_of(total, val_fraction):
 class Finder:
     """Sorts files into sources, documents and units by what they hold."""
 
-    def __init__(self, options):
-        self.options = options
+    def __init__(self, options, is_output=lambda path: False):
+        """is_output: whether a path is one that this run, or an earlier one, writes; in a folder they are no input."""
+        self.options, self.is_output = options, is_output
         self.texts = Source(None, "text", 0, None)
         self.sources, self.documents, self.units, self.streams = [self.texts], [], [], []
         self.left_out = collections.defaultdict(list)  # why: paths
 
     def find(self):
-        files = find_files(self.options.inputs, self.options.include or [])
+        files = [file for file in find_files(self.options.inputs, self.options.include or []) if file[2] or not self.is_output(file[0])]
         self.total = sum(status.st_size for *_, status in files if stat.S_ISREG(status.st_mode))
         self.piece_bytes = piece_bytes_of(min(self.total, self.options.max_bytes or sys.maxsize), self.options.val_fraction)
         for path, name, named, status in files:

@@ -20,6 +20,7 @@ SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: (magic, ver
 MAX_SHARDS = 10_000  # more come of --shard-tokens 100 in place of 100M, and take hours to remove
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
 MANIFEST = "manifest.json"
+OUTPUT = re.compile(rf"(_(train|val)_\d{{3,}}\.bin|_({'|'.join(map(re.escape, [*TOKENIZER_FILES, MANIFEST, 'vocabulary.bin']))})|\.(lock|partial|partial_digests))(\.tmp)?")
 
 
 @contextlib.contextmanager
@@ -187,6 +188,12 @@ def outputs(prefix, endings):
     folder, name = os.path.split(prefix)
     ours = re.compile(f"{re.escape(name)}_({'|'.join(endings)})")
     return [os.path.join(folder, old) for old in sorted(os.listdir(folder or ".")) if ours.fullmatch(old)]
+
+
+def is_output(prefix, path):
+    """Returns whether runs with the prefix write the path."""
+    prefix, path = os.path.abspath(prefix), os.path.abspath(path)
+    return path.startswith(prefix) and OUTPUT.fullmatch(path[len(prefix) :]) is not None
 
 
 def publish(writers, prefix, files, keep=None):

@@ -224,6 +224,15 @@ class Bytes(Case):
                     [f"x_train_{i:03d}.bin" for i in range(len(sizes))],
                 )
 
+    def test_a_run_does_not_read_what_it_wrote(self):
+        for i in range(50):
+            self.write(f"texts/{i}.txt", f"text {i}")
+        found = []
+        for _ in range(2):
+            self.prepare(self.folder / "texts", out="texts/x")
+            found.append({path.name: path.read_bytes() for path in (self.folder / "texts").glob("x*")})
+        self.assertEqual(*found)
+
     def test_shards_of_an_earlier_run_go(self):
         self.write_texts(100)
         kept = [
