@@ -47,14 +47,21 @@ static inline bool config_is_default(const struct config *config, int row) {
     return strcmp(option_text(text, &config_rows[row], config),
                   option_text(default_text, &config_rows[row], &defaults)) == 0;
 }
-// Whether a run that reads the file takes the option of a row from it: not --out and --resume, which are of one run, nor
-// --config.
+// Whether the option of a row says which weights the run began with. A run may find them by itself: the adapters that
+// --init-from names, and, when it goes on from a checkpoint, what that checkpoint's run began with.
+static inline bool config_is_beginning(int row) {
+    return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
+           row == CONFIG_ROW(finetuning.lora_adapter);
+}
+// Whether a run that reads the file takes the option of a row from it: not --out, --resume and --new-data, which are of one
+// run, nor --config.
 static inline bool config_file_gives(const struct config *config, int row) {
-    const bool of_one_run =
-        row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) || row == CONFIG_ROW(data.config);
+    const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
+                            row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
     const bool by_auto = config->asked && config->asked->recompute.recompute_granularity == RECOMPUTE_AUTO &&
                          config_auto_chooses(row) && !config_is_default(config, row);
-    return !of_one_run && (config->typed[row] || by_auto);
+    const bool found = config_is_beginning(row) && !config_is_default(config, row);
+    return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
 // Writes every option, by its name, as a JSON object into the file at `path`. A pipe or a failure ends the program.
@@ -118,8 +125,8 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option to the value of a file's member in *config, whose lists are empty; strings point into the member. Ends the program where the value is
-// not the option's.
+// Sets an option to the value of a file's member in *config, whose lists are empty; strings point into the member. Ends
+// the program where the value is not the option's.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;

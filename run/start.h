@@ -116,6 +116,20 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
+// Takes over what the checkpoint's run began with, for config.json, where this command line names nothing to begin with.
+// The base model of adapters is where the checkpoint's run found it.
+static void start_take_beginning(struct config *config, const struct trainer_state *state) {
+    char text[OPTION_TEXT];
+    bool named = false;
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        named = named || (config_is_beginning(row) && config->given[row]);
+    for (int row = 0; row < CONFIG_ROWS && !named; row++)
+        if (config_is_beginning(row))
+            option_set(&config_rows[row], config, text_copy(checkpoint_resolved_option(text, state, row)));
+    if (state->base_folder && (!named || !*config->checkpoints.init_from))
+        config->checkpoints.init_from = text_copy(state->base_folder);
+}
+
 // Returns the row of the option that says the same as this row's in another unit, else the row itself: what this
 // command line gives replaces what a checkpoint has of the other one.
 static int start_rival_of(int row) {
@@ -154,8 +168,7 @@ static void start_take_options(struct config *config, const struct trainer_state
     const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
-    if (state->base_folder && !*config->checkpoints.init_from)
-        config->checkpoints.init_from = text_copy(state->base_folder);
+    start_take_beginning(config, state);
     config_drop_unused_fp8(config, by_user);
 }
 

@@ -304,6 +304,22 @@ class Resume(LoraCase):
             self.train("nf4_3", *ranks, "--zero-stage", 3, "--offload-weights", ranks=2)
             self.same_files("nf4_0", "nf4_3", 2)
 
+    def test_config_json_reads_back(self):
+        """Adapters that --init-from names, and what a run that goes on began with, are given by no option of their own."""
+        self.train("first", *self.OPTIONS, "--train-steps", 2)
+        again = ["--seq-length", T, "--micro-batch-size", 2, "--train-steps", 2]
+        self.train("second", "--init-from", self.path + "/first", *again)
+        self.train("read", "--config", self.path + "/second/config.json")
+        self.same_files("second", "read", 2)
+        self.train("second", "--resume", "auto", "--train-steps", 3)
+        self.train("second", "--resume", "auto", "--train-steps", 4)
+        self.train("of_resumed", "--config", self.path + "/second/config.json", "--train-steps", 2)
+        self.same_files("second", "of_resumed", 2)
+        self.train("whole", "--init-from", BASE, *again)
+        self.train("whole", "--resume", "auto", "--train-steps", 3)
+        self.train("whole_read", "--config", self.path + "/whole/config.json", "--train-steps", 2)
+        self.same_files("whole", "whole_read", 2, ("model.safetensors", "optimizer.safetensors"))
+
     def test_another_base_is_refused(self):
         self.train("based", *self.OPTIONS, "--train-steps", 1)
         other = self.path + "/other"

@@ -86,13 +86,32 @@ static void a_run_reads_back(void **state) {
 // Checks that a folder of results and a checkpoint to go on from are not taken over.
 static void what_is_of_one_run_is_left_out(void **state) {
     char path[TEST_PATH], text[1024];
-    write_run(path, "--train-data x --out a/b --resume auto");
-    const struct config config = read_with(text, path, "");
+    write_run(path, "--train-data x --out a/b --resume auto --new-data");
+    struct config config = read_with(text, path, "");
+    assert_false(config.data.new_data); // which would need --resume
+    config_resolve(&config);
     assert_string_equal(config.data.out, "out");
     assert_string_equal(config.checkpoints.resume, "none");
     assert_string_equal(config.data.train_data, "x");
     unlink(path);
     json_decref((json_t *)config.file);
+}
+// Checks that what a run found by itself to begin with is kept: adapters in the folder of --init-from, or what the run
+// that it goes on from began with.
+static void a_beginning_is_kept(void **state) {
+    char path[TEST_PATH], text[1024];
+    write_file(path, "");
+    struct config config = read_words(text, "--train-data x");
+    config.checkpoints.init_from = "base";
+    config.checkpoints.init_from_ema = true;
+    config.finetuning.lora_adapter = "adapters";
+    config_write_json(&config, path);
+    const struct config again = read_with(text, path, "");
+    assert_string_equal(again.checkpoints.init_from, "base");
+    assert_string_equal(again.finetuning.lora_adapter, "adapters");
+    assert_true(again.checkpoints.init_from_ema);
+    unlink(path);
+    json_decref((json_t *)again.file);
 }
 // Checks that what auto chose is kept, so that nothing is searched again.
 static void a_choice_is_kept(void **state) {
@@ -206,11 +225,9 @@ static void bad_files_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_run_reads_back),
-        cmocka_unit_test(what_is_of_one_run_is_left_out),
-        cmocka_unit_test(a_choice_is_kept),
-        cmocka_unit_test(edited_values_count),
-        cmocka_unit_test(a_users_file_gives_what_it_has),
+        cmocka_unit_test(a_run_reads_back),      cmocka_unit_test(what_is_of_one_run_is_left_out),
+        cmocka_unit_test(a_beginning_is_kept),   cmocka_unit_test(a_choice_is_kept),
+        cmocka_unit_test(edited_values_count),   cmocka_unit_test(a_users_file_gives_what_it_has),
         cmocka_unit_test(bad_files_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
