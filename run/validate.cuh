@@ -73,11 +73,11 @@ static double validate(struct run *r, double *targets) {
 }
 
 // Whether --early-stop ends the run now: so many validations have followed the one with the lowest loss or, without
-// one, the start.
+// one, the start. Not while a validation that a signal broke off is due: its loss may be the lowest.
 static bool stops_early(const struct run *r) {
     const int every = r->config->evaluation.val_every, most = r->config->evaluation.early_stop;
     const int since = isnan(r->best_val_loss) ? r->first_step : r->best_val_step;
-    return most > 0 && r->val && every > 0 && r->finished / every - since / every >= most;
+    return most > 0 && r->val && every > 0 && !r->validation_due && r->finished / every - since / every >= most;
 }
 
 // Validates after step `done`, with the result in *loss, and keeps the best loss so far. Returns false where a signal
