@@ -117,6 +117,7 @@ static int run_training(struct run *r) {
                   strsignal(stop % STOP_SIGNALS));
     else {
         repeat_validation(r);
+        mend_best(r);
         train(r);
     }
     long_wait_close(r->device_watch);

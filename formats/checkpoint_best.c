@@ -54,3 +54,13 @@ const char *checkpoint_set_best(const char *root, int64_t step, int every, struc
                                                        root, (long long)former, strerror(problem))
                                         : NULL;
 }
+
+const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error) {
+    const struct checkpoint_entry entry = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
+    const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root_fd < 0)
+        return NULL; // the run goes on in another folder than the checkpoint's
+    const bool mends = faccessat(root_fd, entry.name, F_OK, 0) == 0 && checkpoint_best(root_fd) < step;
+    close(root_fd);
+    return mends ? checkpoint_set_best(root, step, every, error) : NULL;
+}

@@ -14,4 +14,8 @@ int64_t checkpoint_best(int root_fd);
 // its step is no multiple of `every` (0: there are no others): a run keeps those anyway. Returns NULL, or what is
 // wrong, in `error`.
 const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
+// Makes the checkpoint of `step`, the best one when its run ended, the root's best one where an older one is: a kill
+// may have come between writing it and this. Does nothing where the root has a later best one, or not that checkpoint.
+// `every`, and what is returned: as of checkpoint_set_best.
+const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

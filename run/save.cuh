@@ -151,10 +151,11 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of a step, which is written, the best one; on rank 0. Warns where that fails.
-static void saver_keep_best(const struct saver *saver, int64_t step) {
+// Makes the checkpoint of a step, which the run goes on from, the best one if it lies in --out; on rank 0. Warns where
+// that fails.
+static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
-    const char *problem = checkpoint_set_best(saver->job.root, step, saver->job.every, &error);
+    const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);
     if (problem)
         say_warning("%s", problem);
 }

@@ -109,10 +109,17 @@ static void repeat_validation(struct run *r) {
         val_losses_text(sets, r);
         log_val_loss(&r->log, r->finished, loss);
         log_val_losses(r, r->finished);
-        log_event(&r->log, "step %d: validation loss %.4f%s", r->finished, loss, sets);
-        if (r->config->checkpoints.save_best && r->best_val_step == r->finished && r->config->rank == 0)
-            saver_keep_best(&r->saver, r->finished); // the checkpoint that the run goes on from
+        log_event(&r->log, "step %d: validation loss %.4f%s%s", r->finished, loss, sets,
+                  r->best_val_step == r->finished ? ", the best so far" : "");
     }
+}
+// Makes the checkpoint that the run goes on from the best one, with --save-best, where it is: the validation has just
+// been repeated, or the run that wrote the checkpoint was killed before.
+static void mend_best(struct run *r) {
+    const struct config *c = r->config;
+    if (c->rank == 0 && c->checkpoints.save_best && *c->checkpoint && !isnan(r->best_val_loss) &&
+        r->best_val_step == r->finished)
+        saver_mend_best(&r->saver, r->finished);
 }
 
 // Validates and prints the loss, for --eval-only. Returns the exit status; ends the program where the loss is not

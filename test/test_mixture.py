@@ -165,6 +165,14 @@ class Best(Case):
         again = self.run_it(*command).stdout
         self.assertIn("--early-stop ends the run", again)
         self.assertEqual(max(self.log("best")), last)
+        # A kill between a checkpoint and its link. A run that goes on in another folder has no such checkpoint there.
+        self.run_it(*MODEL, *data, "--train-steps", 4, "--save-best", "--out", "killed")
+        os.remove(self.path + "/killed/checkpoints/best")
+        result = self.run_it("--resume", "killed/checkpoints/step_00000004", "--out", "elsewhere")
+        self.assertEqual(result.stderr, "")
+        self.assertFalse(os.path.lexists(self.path + "/elsewhere/checkpoints/best"))
+        self.run_it("--resume", "killed")
+        self.assertEqual(os.readlink(self.path + "/killed/checkpoints/best"), "step_00000004")
         for option in (["--save-best"], ["--early-stop", 3]):
             self.refused("--train-data", "code.bin", *option, words=[option[0] + " needs validations: name --val-data"])
 
