@@ -421,7 +421,7 @@ static const struct option_row config_rows[] = {
     GROUP(data, "data", "Data and output"),
     ROW(STRING, data, config, "", "FILE", 0, 0,
         "Read options from a JSON file, as the config.json of a run; those of the command line override it",
-        CONFIG_THIS_START | CONFIG_PER_RANK | OPTION_USUAL),
+        CONFIG_THIS_START | CONFIG_PER_RANK | OPTION_ONCE | OPTION_USUAL),
     ROW(STRING, data, train_data, "", "GLOB", 0, 0,
         "Token shards to train on; patterns are separated by commas; a mixture as '0.7 web_*.bin 0.3 code_*.bin'",
         OPTION_ONCE | OPTION_USUAL | OPTION_FILES),
