@@ -8,7 +8,7 @@
 #include "config/choices.h"        // the choices of other options
 #include "config/presets.h"        // the choices of --preset
 #include "config/sections.h"       // the options' fields
-#include "config/synonyms.h"       // other trainers' names of them
+#include "config/synonyms.h"       // other trainers' names of them, and values
 #include "recompute.cuh"           // the modules of --recompute-modules
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/options.h"  // the parser
@@ -521,6 +521,7 @@ static const struct options config_options = {
     config_synonyms,
     NULL,
     NULL,
+    config_values,
 };
 
 // The index of the row of the option with this field, as CONFIG_ROW(training.seed).

@@ -107,10 +107,15 @@ static inline int config_file_row(const char *path, const char *name) {
 // is not the option's.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
-    const char *const problem = option_read(&config_rows[row], option_field(&config_rows[row], config), text);
+    const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
+    option_expected(&config_rows[row], expected);
+    if (meant && !meant->value)
+        fail("--config %s: %s is '%s', which is not offered, since %s; expected %s", path, config_rows[row].name,
+             json_show(text).text, meant->why, expected);
+    const char *const problem =
+        option_read(&config_rows[row], option_field(&config_rows[row], config), meant ? meant->value : text);
     if (!problem)
         return;
-    option_expected(&config_rows[row], expected);
     fail("--config %s: %s is '%s', which is %s; expected %s", path, config_rows[row].name, json_show(text).text,
          problem, expected);
 }
@@ -151,6 +156,10 @@ static inline void config_file_set(const char *path, struct config *config, int 
         // fall through
     case JSON_OBJECT:
     case JSON_NULL:
+        if (json_is_null(value) && options_value_of(&config_options, &config_rows[row], "null")) {
+            snprintf(text, sizeof text, "null");
+            break;
+        }
         option_expected(&config_rows[row], expected);
         fail("--config %s: %s is %s; expected %s", path, config_rows[row].name, json_type_name(value), expected);
     }

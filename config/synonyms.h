@@ -2,7 +2,10 @@
 // torchtitan, llmq. A message on an unknown option names the option here, and how its value follows where the number
 // means something else.
 #pragma once
-#include "runtime/text/options.h" // struct option_synonym
+#include "runtime/text/options.h" // struct option_synonym, struct option_value
+
+#define FP16_REASON                                                                                                    \
+    "training in fp16 needs loss scaling, which is not here, and every GPU from compute capability 8.0 on has bf16"
 
 static const struct option_synonym config_synonyms[] = {
     {"learning-rate", "lr", ""},
@@ -80,7 +83,7 @@ static const struct option_synonym config_synonyms[] = {
     {"activation-checkpointing", "recompute-granularity", "full, or auto for as little as fits"},
     {"activation-checkpoint", "recompute-granularity", "full, or auto for as little as fits"},
     {"bf16", "precision", "bf16 or fp32"},
-    {"fp16", "precision", "bf16 or fp32"},
+    {"fp16", "precision", "bf16 or fp32; " FP16_REASON},
     {"dtype", "precision", "bf16 or fp32"},
     {"mixed-precision", "precision", "bf16 or fp32"},
     {"load-in-4bit", "frozen-weights-format", "nf4"},
@@ -101,4 +104,26 @@ static const struct option_synonym config_synonyms[] = {
     {"report-to", "wandb-project", "a project of W&B; --tensorboard-dir and --mlflow-tracking-uri are the others"},
     {"config-file", "config", ""},
     {NULL, NULL, NULL},
+};
+
+// What they write for an option's value. Columns: option; word; the value here, NULL where there is none; why.
+static const struct option_value config_values[] = {
+    {"num_query_groups", "none", "0", ""}, // Megatron-LM's default, by the words of Python and YAML
+    {"num_query_groups", "null", "0", ""},
+    {"kv_channels", "none", "0", ""},
+    {"kv_channels", "null", "0", ""},
+    {"ffn_hidden_size", "none", "0", ""},
+    {"ffn_hidden_size", "null", "0", ""},
+    {"recompute_granularity", "null", "none", ""},
+    {"recompute_method", "none", "unset", ""},
+    {"recompute_method", "null", "unset", ""},
+    {"attention_backend", "eager", "unfused", ""},
+    {"attention_backend", "flash_attention_2", "flash", ""},
+    {"optimizer", "adamw", "adam", ""},
+    {"precision", "bfloat16", "bf16", ""},
+    {"precision", "float32", "fp32", ""},
+    {"precision", "fp16", NULL, FP16_REASON " (models in fp16 are read)"},
+    {"precision", "float16", NULL, FP16_REASON " (models in fp16 are read)"},
+    {"precision", "half", NULL, FP16_REASON " (models in fp16 are read)"},
+    {NULL, NULL, NULL, NULL},
 };

@@ -49,7 +49,7 @@ READ_LINES = 4500            # what docs/reading.md lists for a person who chang
 CORE = ["gpt.cuh", "block.cuh", "model/linear.cuh", "model/state.cuh", "optimizer/optimizer.cuh", "zero/units.cuh"]
 CORE_LINES = 2000            # an option lies in a file of its own, which these call
 GPT_FIELDS = 30              # of struct gpt, which must be readable at once
-RUNTIME_HEADER_LINES = 1467  # of all headers of runtime/ together
+RUNTIME_HEADER_LINES = 1478  # of all headers of runtime/ together
 
 NOT_OURS = {"build", "test", "docs", "scripts"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)

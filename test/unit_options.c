@@ -44,6 +44,10 @@ static const struct option_row rows[] = {
 enum { ROWS = sizeof rows / sizeof rows[0] };
 static const struct option_synonym synonyms[] = {
     {"tint", "color", ""}, {"per-hundred", "share", "it over 100"}, {NULL, NULL, NULL}};
+static const struct option_value other_values[] = {{"color", "crimson", "dark_red", ""},
+                                                   {"count", "none", "3", ""},
+                                                   {"color", "mauve", NULL, "paint is short"},
+                                                   {NULL, NULL, NULL, NULL}};
 static bool list_colors(const struct option_row *row) {
     if (strcmp(row->name, "color") != 0)
         return false;
@@ -51,7 +55,7 @@ static bool list_colors(const struct option_row *row) {
     return true;
 }
 static const struct options small_table = {rows,         ROWS,     "small", "small 1.0", "A table for tests.",
-                                           "The end.\n", synonyms, NULL,    list_colors};
+                                           "The end.\n", synonyms, NULL,    list_colors, other_values};
 
 // The words of a command line, split at blanks. They point into `words`, which must stay.
 struct command {
@@ -128,6 +132,16 @@ static void every_kind_has_its_default_and_takes_a_value(void **state) {
         assert_int_equal(given[i], rows[i].kind != OPTION_GROUP);
     v = parse(&command, given, "--count 5 --count 6 --fast=no --fast-start off --fast yes"); // the last of two wins
     assert_true(v.count == 6 && v.fast && !v.fast_start);
+}
+
+static void another_programs_value_is_taken_or_refused(void **state) {
+    struct command command;
+    bool given[ROWS];
+    struct values v = parse(&command, given, "--color=Crimson --count 9 --count None");
+    assert_true(v.color == 1 && v.count == 3);
+    assert_rejects("--color mauve",
+                   "--color: 'mauve' is not offered, since paint is short; expected red, dark_red or Green");
+    assert_rejects("--rate none", "--rate: 'none' is not understood"); // of its own option only
 }
 
 static void sizes_in_bytes_have_gnu_units(void **state) {
@@ -1145,6 +1159,30 @@ static void names_of_other_trainers_name_options_here(void **state) {
     assert_config_rejects("--epochs 3", "the option here is --train-epochs\n");
 }
 
+// Checks that each value of another trainer is none of its option, and that what it means is one.
+static void values_of_other_trainers_are_values_here(void **state) {
+    struct command command;
+    for (const struct option_value *v = config_values; v->word; v++) {
+        struct config c = configure(&command, "--plan");
+        const int i = option_find(&config_options, v->name, false);
+        if (i < 0 || strcmp(config_rows[i].name, v->name) != 0)
+            fail_msg("%s is no option", v->name);
+        const struct option_row *const row = &config_rows[i];
+        if (!option_read(row, option_field(row, &c), v->word))
+            fail_msg("--%s takes %s itself", v->name, v->word);
+        assert_ptr_equal(options_value_of(&config_options, row, v->word), v); // no word is there twice
+        if (v->value)
+            assert_null(option_read(row, option_field(row, &c), v->value));
+        assert_true(!v->value == (*v->why != 0));
+    }
+    struct config c = configure(&command, "--plan --num-query-groups null --optimizer AdamW --recompute-method None");
+    assert_int_equal(c.model.num_query_groups, c.model.num_attention_heads);
+    assert_true(c.training.optimizer == OPTIMIZER_ADAM && c.recompute.recompute_method == RECOMPUTE_METHOD_UNSET);
+    assert_config_rejects("--plan --precision fp16",
+                          "--precision: 'fp16' is not offered|loss scaling|has bf16|bf16 or fp32");
+    assert_config_rejects("--plan --fp16", "--precision|loss scaling");
+}
+
 // Checks what a checkpoint keeps of the options: each is a text that is read as the same bits.
 static void every_value_reads_back_from_its_text(void **state) {
     struct command command;
@@ -1299,6 +1337,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flag_may_have_a_third_choice),
         cmocka_unit_test(every_kind_has_its_default_and_takes_a_value),
+        cmocka_unit_test(another_programs_value_is_taken_or_refused),
         cmocka_unit_test(sizes_in_bytes_have_gnu_units),
         cmocka_unit_test(abbreviations_work_while_they_are_unambiguous),
         cmocka_unit_test(unknown_options_name_the_nearest),
@@ -1335,6 +1374,7 @@ int main(void) {
         cmocka_unit_test(what_is_offloaded_is_saved_without_a_copy),
         cmocka_unit_test(help_has_every_option_with_its_default),
         cmocka_unit_test(names_of_other_trainers_name_options_here),
+        cmocka_unit_test(values_of_other_trainers_are_values_here),
         cmocka_unit_test(every_value_reads_back_from_its_text),
         cmocka_unit_test(a_list_takes_each_that_is_given),
         cmocka_unit_test(config_json_has_every_option_once),

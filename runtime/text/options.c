@@ -5,6 +5,7 @@
 #include <limits.h>                   // INT_MAX
 #include <stdlib.h>                   // exit
 #include <string.h>                   // strlen
+#include <strings.h>                  // strcasecmp
 #include <unistd.h>                   // access
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
@@ -72,6 +73,14 @@ const char *options_hint(const struct options *options, const char *name, char t
     }
     snprintf(text, OPTION_TEXT, "the nearest is --%s (--help all lists all)", option_nearest(options, word, nearest));
     return text;
+}
+
+const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
+                                            const char *word) {
+    for (const struct option_value *v = options->values; v && v->word; v++)
+        if (strcmp(v->name, row->name) == 0 && strcasecmp(v->word, word) == 0)
+            return v;
+    return NULL;
 }
 
 int option_find(const struct options *options, const char *word, bool flags) {
@@ -194,8 +203,16 @@ static const char *option_join(char **words, int count) {
 }
 
 // Sets an option to its value on the command line, as the user gave it; warns of a second one where only one counts.
-static void option_give(const struct option_row *row, void *values, bool *given, const char *value) {
+static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
+                        const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];
+    const struct option_value *const meant = options_value_of(options, row, value);
+    if (meant && !meant->value) {
+        option_expected(row, text);
+        fail("--%s: '%s' is not offered, since %s; expected %s", option_display(name, row->name), value, meant->why,
+             text);
+    }
+    value = meant ? meant->value : value;
     const char *const before = row->flags & OPTION_ONCE && *given ? option_text(text, row, values) : value;
     if (strcmp(before, value) != 0)
         say_warning("--%s is given twice; '%s' counts, '%s' does not", option_display(name, row->name), value, before);
@@ -235,13 +252,13 @@ void options_parse(const struct options *options, void *values, bool *given, int
             const int more = row->flags & OPTION_FILES ? option_files_after(i, argc, argv) : 0;
             if (row->kind == OPTION_LIST)
                 for (int end = i + more; i < end; value = argv[++i])
-                    option_give(row, values, &given[parsed.row], value);
+                    option_give(options, row, values, &given[parsed.row], value);
             else if (more > 0) {
                 value = option_join(argv + i, more + 1);
                 i += more;
             }
         }
-        option_give(row, values, &given[parsed.row], value);
+        option_give(options, row, values, &given[parsed.row], value);
     }
 }
 

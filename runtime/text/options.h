@@ -49,6 +49,14 @@ struct option_synonym {
     const char *how;  // "": of the same value; else how the option's value follows from the word's
 };
 
+// What users of other programs write for an option's value.
+struct option_value {
+    const char *name;  // of the option, with underscores
+    const char *word;  // whatever its case; no value of the option
+    const char *value; // what the word means here; NULL: the word is refused
+    const char *why;   // the word is refused; "": it is not
+};
+
 typedef void options_build(void);                        // prints the rest of the version's line, and the build
 typedef bool options_list(const struct option_row *row); // prints what a value may be; false: does not know
 
@@ -62,6 +70,7 @@ struct options {
     const struct option_synonym *synonyms; // NULL: none; the last one's word is NULL
     options_build *describe_build;         // what --version adds; NULL: nothing
     options_list *list_values;             // answers an option at the line's end that lacks its value; NULL: none
+    const struct option_value *values;     // NULL: none; the last one's word is NULL
 };
 
 // Bytes of a value's text, and of a name; the character that ends a list's element (ASCII's record separator).
@@ -83,6 +92,9 @@ void options_fill(const struct options *options, void *values, const bool *given
 void options_help(const struct options *options, const char *topic, FILE *out);
 // text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
+// Returns what a word means that is another program's value of the option; NULL: it is none.
+const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
+                                            const char *word);
 // Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
