@@ -40,7 +40,8 @@
     X(RECOMPUTE_NONE, "none")                                                                                          \
     X(RECOMPUTE_SELECTIVE, "selective")                                                                                \
     X(RECOMPUTE_FULL, "full")                                                                                          \
-    X(RECOMPUTE_AUTO, "auto")
+    X(RECOMPUTE_AUTO, "auto")                                                                                          \
+    X(RECOMPUTE_PARTIAL, "partial") /* full or nothing, by layer; config_read makes it full */
 #define RECOMPUTE_METHODS(X)                                                                                           \
     X(RECOMPUTE_METHOD_UNSET, "unset")                                                                                 \
     X(RECOMPUTE_METHOD_UNIFORM, "uniform")                                                                             \

@@ -188,7 +188,8 @@ static const struct option_row config_rows[] = {
 
     GROUP(recompute, "memory", "Recomputation"),
     ROW(ENUM, recompute, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0,
-        "What backward computes again", OPTION_USUAL),
+        "What backward computes again; partial: full in the layers of --recompute-num-layers or --recompute-layers",
+        OPTION_USUAL),
     ROW(ENUM, recompute, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
         "full: groups of layers, or the first ones only"),
     ROW(INT, recompute, recompute_num_layers, "0", "N", 0, 1 << 16,

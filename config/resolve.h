@@ -9,6 +9,7 @@
 #include "config/finetune.h"          // the options of finetuning
 #include "config/layers.h"            // the lists of layers
 #include "config/planned_gpus.h"      // planned_gpus
+#include "runtime/machine/say.h"      // say_warning
 #include "runtime/machine/text_add.h" // text_add
 
 // Writes the divisors of n as a text, cut where it is full: "1, 2, 3, 4, 6, 12".
@@ -393,6 +394,32 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
+// Makes --recompute-granularity partial, the word for full recomputation of some layers, full with --recompute-method
+// block or, where the user names the layers, with --recompute-layers, and says so. Ends the program where neither they
+// nor their number are given, or the method is another.
+static inline void config_resolve_partial(struct config *c) {
+    struct recompute_options *const r = &c->recompute;
+    if (r->recompute_granularity != RECOMPUTE_PARTIAL)
+        return;
+    r->recompute_granularity = RECOMPUTE_FULL;
+    if (*r->recompute_layers) {
+        say_warning("--recompute-granularity partial is taken as full, of --recompute-layers %s", r->recompute_layers);
+        return;
+    }
+    if (r->recompute_method == RECOMPUTE_METHOD_UNIFORM)
+        fail(
+            "--recompute-granularity partial is full with --recompute-method block, not uniform; leave the method out, "
+            "or write --recompute-granularity full");
+    if (r->recompute_num_layers == 0)
+        fail("--recompute-granularity partial is full with --recompute-method block, and needs --recompute-num-layers: "
+             "how many of the first layers are recomputed; or --recompute-layers, which names them");
+    r->recompute_method = RECOMPUTE_METHOD_BLOCK;
+    c->given[CONFIG_ROW(recompute.recompute_method)] = true;
+    say_warning(
+        "--recompute-granularity partial is taken as full with --recompute-method block: of the first %d layers",
+        r->recompute_num_layers);
+}
+
 // What the command line may ask for, and main answers.
 struct config_answers {
     options_build *describe_build; // prints what --version adds
@@ -410,6 +437,7 @@ static inline struct config config_read(int argc, char **argv, const struct conf
     options_parse(&options, &config, config.given, argc, argv);
     if (*config.data.config)
         config_read_file(&config);
+    config_resolve_partial(&config);
     memcpy(config.typed, config.given, sizeof config.typed);
     config.checkpoint = "";
     config.out_lock = -1;

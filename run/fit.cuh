@@ -123,6 +123,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     fit_check_options(c);
     switch (c->recompute.recompute_granularity) {
     case RECOMPUTE_NONE:
+    case RECOMPUTE_PARTIAL: // config_read makes it full
     case RECOMPUTE_AUTO: break;
     case RECOMPUTE_SELECTIVE:
         if (*c->recompute.recompute_layer_modules)

@@ -1183,6 +1183,20 @@ static void values_of_other_trainers_are_values_here(void **state) {
     assert_config_rejects("--plan --fp16", "--precision|loss scaling");
 }
 
+static void partial_is_full_in_some_layers(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan --recompute-granularity partial --recompute-num-layers 3");
+    assert_true(c.recompute.recompute_granularity == RECOMPUTE_FULL);
+    assert_true(c.recompute.recompute_method == RECOMPUTE_METHOD_BLOCK && c.recompute.recompute_num_layers == 3);
+    assert_true(config_given(&c, recompute.recompute_method)); // so that the run's config.json gives it
+    c = configure(&command, "--plan --recompute-granularity partial --recompute-layers 2,4");
+    assert_true(c.recompute.recompute_granularity == RECOMPUTE_FULL);
+    assert_true(c.recompute.recompute_method == RECOMPUTE_METHOD_UNSET);
+    assert_config_rejects("--plan --recompute-granularity partial", "--recompute-method block|--recompute-num-layers");
+    assert_config_rejects("--plan --recompute-method uniform --recompute-num-layers 2 --recompute-granularity partial",
+                          "--recompute-granularity partial|not uniform");
+}
+
 // Checks what a checkpoint keeps of the options: each is a text that is read as the same bits.
 static void every_value_reads_back_from_its_text(void **state) {
     struct command command;
@@ -1374,6 +1388,7 @@ int main(void) {
         cmocka_unit_test(what_is_offloaded_is_saved_without_a_copy),
         cmocka_unit_test(help_has_every_option_with_its_default),
         cmocka_unit_test(names_of_other_trainers_name_options_here),
+        cmocka_unit_test(partial_is_full_in_some_layers),
         cmocka_unit_test(values_of_other_trainers_are_values_here),
         cmocka_unit_test(every_value_reads_back_from_its_text),
         cmocka_unit_test(a_list_takes_each_that_is_given),
