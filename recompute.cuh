@@ -74,7 +74,11 @@ static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 :
     ROW(ACTIVATION, "activation")                                                                                      \
     ROW(MLP, "mlp")                                                                                                    \
     ROW(QKV, "qkv")
+// What selective recomputes where no modules are named. Unfused attention keeps T x T probabilities: selective is then
+// what Korthikanti et al. (2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198,
+// section 5) call so, attention's core. Flash and fused keep a number a row instead.
 #define RECOMPUTE_MODULES_DEFAULT "norm,activation"
+#define RECOMPUTE_MODULES_UNFUSED "core_attn"
 
 enum module_index {
 #define INDEX_ROW(id, name) MODULE_INDEX_##id,
@@ -246,11 +250,11 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// Returns the set of modules that `list`, the text given to `option`, names with commas between; "": the default. An
-// unknown name, or a comma at the end, ends the program.
+// Returns the set of modules that `list`, the text given to `option`, names with commas between; "": none. An unknown
+// name, or a comma at the end, ends the program.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
-    for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
+    for (const char *word = list; *word;) {
         const size_t length = strcspn(word, ",");
         uint32_t module = 0;
         for (int i = 0; i < NUM_MODULES; i++)
@@ -266,9 +270,11 @@ static inline uint32_t recompute_read_modules(const char *option, const char *li
     return modules;
 }
 
-// Returns the set of modules that --recompute-modules' text names; "": the default. Another text ends the program.
-static inline uint32_t recompute_modules_of(const char *list) {
-    return recompute_read_modules("--recompute-modules", list);
+// Returns the set of modules that --recompute-modules' text names; "": the default of a layer whose attention keeps its
+// probabilities, `materialized`, or not. Another text ends the program.
+static inline uint32_t recompute_modules_of(const char *list, bool materialized) {
+    const char *const usual = materialized ? RECOMPUTE_MODULES_UNFUSED : RECOMPUTE_MODULES_DEFAULT;
+    return recompute_read_modules("--recompute-modules", *list ? list : usual);
 }
 
 // An entry of --recompute-layer-modules, a list such as norm,activation:0-11;full:12-15,20. recompute_next_layers reads

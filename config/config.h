@@ -197,7 +197,8 @@ static const struct option_row config_rows[] = {
     ROW(STRING, recompute, recompute_layers, "", "LIST", 0, 0,
         "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute, recompute_modules, "", "LIST", 0, 0,
-        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
+        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_UNFUSED
+        " with unfused attention, whose probabilities are what is large, else " RECOMPUTE_MODULES_DEFAULT),
     ROW(STRING, recompute, recompute_layer_modules, "", "LIST", 0, 0,
         "selective by layers, as norm,activation:0-11;full:12-15, in place of --recompute-modules; auto writes it"),
     ROW(BYTES, recompute, memory_budget, "0", "BYTES", 0, INFINITY,

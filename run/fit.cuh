@@ -118,6 +118,16 @@ static struct recompute_policy fit_full(const struct config *c) {
                           c->recompute.recompute_num_layers > 0 ? c->recompute.recompute_num_layers : 1);
 }
 
+// Returns the policy of --recompute-granularity selective with this text of --recompute-modules, "": what the attention
+// backend makes worth it; policy_free frees it.
+static struct recompute_policy fit_selective(const struct fit *f, const char *modules) {
+    struct recompute_policy policy =
+        policy_selective(f->config->model.num_layers, recompute_modules_of(modules, f->shape.materialized), &f->shape);
+    if (!*modules && f->shape.materialized)
+        text_add(policy.description, sizeof policy.description, ", since unfused attention keeps T x T probabilities");
+    return policy;
+}
+
 static struct recompute_policy fit_policy(const struct fit *f) {
     const struct config *c = f->config;
     fit_check_options(c);
@@ -128,7 +138,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     case RECOMPUTE_SELECTIVE:
         if (*c->recompute.recompute_layer_modules)
             return policy_of_layer_modules(c->model.num_layers, c->recompute.recompute_layer_modules, &f->shape);
-        return policy_selective(c->model.num_layers, recompute_modules_of(c->recompute.recompute_modules), &f->shape);
+        return fit_selective(f, c->recompute.recompute_modules);
     case RECOMPUTE_FULL: return fit_full(c);
     }
     return policy_none(c->model.num_layers);
@@ -151,8 +161,8 @@ static void fit_note_weak_chunks(const struct fit *f, FILE *out) {
 static void fit_note_weak_options(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     const struct layer_shape shape = layer_shape_at(&f->shape, c->model.num_layers / 2), *s = &shape;
-    if (c->recompute.recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
-        recompute_modules_of(c->recompute.recompute_modules) & MODULE_CORE_ATTN) {
+    if (c->recompute.recompute_granularity == RECOMPUTE_SELECTIVE && !f->shape.materialized &&
+        recompute_modules_of(c->recompute.recompute_modules, false) & MODULE_CORE_ATTN) {
         const double saved = (double)activation_bytes(modules_dropped(MODULE_CORE_ATTN, s), s),
                      all = (double)activation_bytes(ACT_ALL, s);
         fprintf(
@@ -231,8 +241,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
     const struct fit *f = a->f;
     const int L = f->config->model.num_layers;
     if (config_trains(f->config)) {
-        fit_suggest(a, "--recompute-granularity selective",
-                    fit_peaks(f, policy_selective(L, recompute_modules_of(""), &f->shape)));
+        fit_suggest(a, "--recompute-granularity selective", fit_peaks(f, fit_selective(f, "")));
         fit_suggest(a, "--recompute-granularity full", fit_peaks(f, policy_uniform(L, 1)));
     }
     if (f->backend != ATTENTION_UNFUSED)

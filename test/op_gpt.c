@@ -16,7 +16,7 @@ static void every_module_drops_an_activation(void **state) {
     const struct layer_shape shape = model_shape_of(&config, sizeof(floatX), false).layer;
     uint32_t all = 0;
     for (int i = 0; i < NUM_MODULES; i++) {
-        const uint32_t module = recompute_modules_of(module_names[i]), dropped = modules_dropped(module, &shape);
+        const uint32_t module = recompute_modules_of(module_names[i], false), dropped = modules_dropped(module, &shape);
         char text[sizeof(MODULE_LIST)];
         assert_true(module != 0 && (module & all) == 0);
         assert_string_equal(modules_text(text, sizeof text, module), module_names[i]);
@@ -30,7 +30,9 @@ static void every_module_drops_an_activation(void **state) {
     }
     char text[sizeof(MODULE_LIST)];
     assert_string_equal(modules_text(text, sizeof text, all), MODULE_LIST);
-    assert_true(recompute_modules_of("") == recompute_modules_of(RECOMPUTE_MODULES_DEFAULT));
+    assert_true(recompute_modules_of("", false) == (MODULE_NORM | MODULE_ACTIVATION));
+    assert_true(recompute_modules_of("", true) == MODULE_CORE_ATTN);
+    assert_true(recompute_modules_of("mlp", true) == MODULE_MLP);
 }
 
 // Checks the bytes that a layer keeps for a token, by the formula of the modern transformer layer, in 16 bits: 4h norm

@@ -610,6 +610,18 @@ class Memory(Case):
         self.assertEqual(peak, sorted(peak, reverse=True))
         self.assertEqual(len(set(peak)), 4)
 
+    def test_selective_is_of_what_attention_keeps(self):
+        """Of unfused attention the T x T probabilities, and the report says why; flash keeps none."""
+        selective = ["--plan=full", "--preset", "demo", "--recompute-granularity", "selective"]
+        for options, words in ((["--attention-backend", "unfused"], "core_attn, since unfused attention keeps T x T probabilities"),
+                               (["--attention-backend", "flash"], "norm,activation"),
+                               (["--attention-backend", "unfused", "--recompute-modules", "norm"], "norm")):
+            self.assertRegex(run(*selective, *options).stdout, "(?m)^recomputation +selective: %s$" % words)
+        plan = [self.plan("--preset", "demo", "--attention-backend", "unfused", *options)["peak_bytes"] for options in
+                ([], selective[-2:], [*selective[-2:], "--recompute-modules", "core_attn"])]
+        self.assertLess(plan[1], plan[0])
+        self.assertEqual(plan[1], plan[2])
+
     def test_advice(self):
         selective = ["--plan=full", "--preset", "demo", "--recompute-granularity", "selective", "--recompute-modules"]
         self.assertIn("flash attention never stores", run(*selective, "core_attn").stdout)
