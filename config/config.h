@@ -184,7 +184,8 @@ static const struct option_row config_rows[] = {
         "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: the faster one, else wgmma",
         CONFIG_THIS_START),
     ROW(BOOL, attention, deterministic_mode, "true", "", 0, 0,
-        "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order"),
+        "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order. "
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO is not read"),
 
     GROUP(recompute, "memory", "Recomputation"),
     ROW(ENUM, recompute, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0,

@@ -332,6 +332,8 @@ static void help_is_by_topic_or_word(void **state) {
         {"--help nothing", NULL, NULL},
         {"--help=", NULL, NULL},
         {"--help --fast-start", "  --fast-start ", "  --fast "},
+        {"--help another", "  --fast-start ", "  --fast "}, // no name has it, a text does
+        {"--help flag", "  --report ", "  --color "},
     };
     static char text[8192];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {

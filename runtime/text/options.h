@@ -88,7 +88,8 @@ void options_parse(const struct options *options, void *values, bool *given, int
 // outlive the values. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 // Prints the usual options (topic NULL), all options ("all"), the options of a topic, or the options that have the word
-// `topic`, maybe with dashes before it, in their names; ends the program where there are none.
+// `topic`, maybe with dashes before it, in their names or, where none has, in their texts; ends the program where there
+// are none.
 void options_help(const struct options *options, const char *topic, FILE *out);
 // text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);

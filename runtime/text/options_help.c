@@ -73,7 +73,7 @@ static void options_help_usual(const struct options *options, FILE *out) {
     fprintf(out, "\n  --help TOPIC   The options of a topic: ");
     option_print_wrapped(out, topics, 41);
     fprintf(out,
-            "  --help WORD    The options that have the word in their names, as lora\n"
+            "  --help WORD    The options that have the word in their names, as lora, or else in their texts, as NVTE\n"
             "  --help all     All %d options\n"
             "  --version      The version and how this was built\n\n",
             all);
@@ -106,13 +106,14 @@ static bool options_help_topic(const struct options *options, const char *topic,
     }
     return any;
 }
-// Prints the options whose names, as users write them, have a word. Returns whether there are some.
-static bool options_help_word(const struct options *options, const char *word, FILE *out) {
+// Prints the options whose names, as users write them, have a word, or whose texts have it. Returns whether there are
+// some.
+static bool options_help_word(const struct options *options, const char *word, bool in_texts, FILE *out) {
     char name[OPTION_NAME];
     bool any = false;
     for (int i = 0; i < options->count; i++)
         if (options->rows[i].kind != OPTION_GROUP &&
-            strcasestr(option_display(name, options->rows[i].name), word) != NULL) {
+            strcasestr(in_texts ? options->rows[i].help : option_display(name, options->rows[i].name), word) != NULL) {
             option_help(out, &options->rows[i]);
             any = true;
         }
@@ -125,11 +126,13 @@ void options_help(const struct options *options, const char *topic, FILE *out) {
         options_help_usual(options, out);
         return;
     }
-    option_display(word, topic + strspn(topic, "-"));
+    const char *const plain = topic + strspn(topic, "-");
+    option_display(word, plain);
     if (strcmp(word, "all") == 0)
         options_help_all(options, out);
-    else if (!*word || (!options_help_topic(options, word, out) && !options_help_word(options, word, out))) {
+    else if (!*word || (!options_help_topic(options, word, out) && !options_help_word(options, word, false, out) &&
+                        !options_help_word(options, plain, true, out))) {
         option_topics(options, topics);
-        fail("--help %s: no topic, and no option has that in its name; the topics are all, %s", topic, topics);
+        fail("--help %s: no topic, and no option has that in its name or text; the topics are all, %s", topic, topics);
     }
 }
