@@ -1,4 +1,5 @@
-// Flash attention on the CPU (kernels/attention/flash.cuh): online softmax, and scores made again by backward.
+// Flash attention on the CPU (kernels/attention/flash.cuh): online softmax, and scores made again by backward (Dao et
+// al. 2022, arXiv 2205.14135).
 //
 // All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
 // down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and delta = rowsum(dout * out) are plain

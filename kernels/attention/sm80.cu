@@ -2,7 +2,7 @@
 //
 //   S = Q K^T, P = softmax(scale S) over j <= i, O = dropout(P) V
 //
-// after FlashAttention-2 (Dao, 2023, arXiv:2307.08691): no (T, T) matrix reaches memory; forward keeps the logarithm of
+// after FlashAttention-2 (Dao 2023, arXiv 2307.08691): no (T, T) matrix reaches memory; forward keeps the logarithm of
 // each row's sum (lse), from which backward makes P again.
 //
 // The policy of attention/sm80_tiles.cuh, attention/sm80_forward.cuh and attention/sm80_backward.cuh:

@@ -1,4 +1,6 @@
-// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32, in a fixed order unless any is allowed.
+// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32, in a fixed order unless any is allowed. Blocks
+// of keys run over queries as in FlashAttention-2 (arXiv 2307.08691); a warpgroup copies for those that multiply, as in
+// FlashAttention-3 (arXiv 2407.08608).
 //
 //   S = Q K^T, P = exp2(scale log2(e) S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O)
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K

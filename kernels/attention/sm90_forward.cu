@@ -1,4 +1,4 @@
-// Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608).
+// Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
 //
 //   S = Q K^T, P = softmax(scale S) over first_key[i] <= j <= i, O = P V
 //
