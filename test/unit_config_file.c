@@ -67,6 +67,7 @@ static void a_run_reads_back(void **state) {
         "--train-data x --eval-tasks a --eval-tasks b --separate-documents --optimizer muon --muon-momentum 0.9",
         "--train-data x --lr-decay-style constant --weight-decay 0 --clip-grad 1 --lora-rank 0",
         "--train-data x --recompute-granularity selective --recompute-modules norm,mlp --device cpu --precision bf16",
+        "--train-data x --recompute-granularity partial --recompute-num-layers 2 --optimizer adamw --num-query-groups null",
     };
     // What follows from options that are overridden is derived again.
     static const char *const overrides[] = {"", " --num-layers 6", " --preset pythia-160m --vocab-size 999",
@@ -171,7 +172,8 @@ static void a_users_file_gives_what_it_has(void **state) {
     write_file(path,
                "{\"preset\": \"gpt2-124m\", \"train-data\": \"x*.bin\", \"lr\": 3e-4, \"train_steps\": 20.0, \"plan\": "
                "\"full\", \"memory_budget\": \"6GiB\", \"eval_tasks\": [\"a,b\", \"c\"], \"generate\": \"one\", "
-               "\"seq_length\": 1024, \"seed\": \"18446744073709551615\", \"out\": \"o\", \"cuda_graphs\": false}");
+               "\"seq_length\": 1024, \"seed\": \"18446744073709551615\", \"out\": \"o\", \"cuda_graphs\": false, "
+               "\"kv_channels\": null, \"num_query_groups\": \"None\", \"precision\": \"bfloat16\"}");
     const struct config config = read_with(text, path, "--lr 1e-4");
     assert_true(config.training.lr == 1e-4 && config.training.train_steps == 20 && config.memory.plan == PLAN_FULL);
     assert_int_equal(config.recompute.memory_budget, (int64_t)6 << 30);
@@ -180,6 +182,8 @@ static void a_users_file_gives_what_it_has(void **state) {
     assert_string_equal(config.evaluation.generate, "one\x1e");
     assert_true(config.training.seed == UINT64_MAX && !config.device.cuda_graphs &&
                 config_given(&config, model.seq_length));
+    assert_true(config_given(&config, model.kv_channels) && config.model.kv_channels == 0);
+    assert_true(config.model.num_query_groups == 0 && config.device.precision == WITH_BF16);
     assert_string_equal(config.data.out, "o");
     assert_string_equal(config.data.train_data, "x*.bin");
     unlink(path);
@@ -206,6 +210,7 @@ static void bad_files_are_refused(void **state) {
         {"{\"train_steps\": 1.5}", "train_steps is '1.5', which is not understood; expected an integer"},
         {"{\"train_steps\": 0}", "train_steps is '0', which is out of range; expected an integer of at least 1"},
         {"{\"preset\": \"gpt5\"}", "preset is 'gpt5', which is not known"},
+        {"{\"precision\": \"fp16\"}", "precision is 'fp16', which is not offered|loss scaling|auto, bf16 or fp32"},
         {"{\"eval_tasks\": [[\"a\"], {}]}", "eval_tasks is an object"},
         {"{\"config\": \"other.json\"}", "names another file"},
         {"{\"lr\": 1, \"lr\": 2}", "--config |lr"},
