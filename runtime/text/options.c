@@ -162,7 +162,7 @@ static void option_help_or_version(const struct options *options, const char *wo
         options_version(options);
     else
         return;
-    exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
 // Ends the program because an option lacks its value. next: the word behind the option. NULL: none; the option then asks
@@ -170,7 +170,7 @@ static void option_help_or_version(const struct options *options, const char *wo
 static void option_without_value(const struct options *options, const struct option_row *row, const char *next) {
     char name[OPTION_NAME], expected[OPTION_TEXT];
     if (!next && options->list_values && options->list_values(row))
-        exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+        exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
     option_expected(row, expected);
     fail("option --%s needs a value: expected %s%s", option_display(name, row->name), expected,
          next ? " (one that begins with dashes is written after a =)" : "");
