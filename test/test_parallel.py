@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 from environment import ROOT, built_with_mpi, chosen, free_port, long_test, skip_under_address_sanitizer
 from run import processes_of_session
@@ -105,13 +106,13 @@ class Case(unittest.TestCase):
         return [program, *map(str, MODEL), "--train-data", data + "/t_train_*.bin", "--val-data", data + "/t_val_*.bin",
                 "--out", self.path + "/" + name, *map(str, arguments)]
 
-    def run_it(self, name, ranks, *arguments, expect=0, **keywords):
+    def run_it(self, name, ranks, *arguments, expect=0, limit=LIMIT, **keywords):
         command = self.command(name, *arguments, **keywords)
         if "--resume" not in command:
             shutil.rmtree(self.path + "/" + name, ignore_errors=True)
         if ranks > 1:
             command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=ENVIRONMENT)
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stdout + result.stderr
 
@@ -756,6 +757,27 @@ class CudaEngine(Case):
                     self.assertGreaterEqual(entry["comm_exposed_ms"], 0)
         self.run_it("host", 2, *options, "--device", "cuda", "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have only one order of summation
+
+    @long_test("test_checkpoints holds the bytes of the cpu target, test_cuda_engine the plan's of one rank")
+    def test_memory_is_flat(self):
+        """Fused attention in bf16, delayed scales of FP8, all activations recomputed, the parameters sharded: the run of
+        TransformerEngine's issue 1935, in which what was recomputed stayed. 400 steps hold the plan's bytes, and NCCL's own."""
+        options = [*self.SHAPE, "--ffn-hidden-size", 64, "--precision", "bf16", "--micro-batch-size", 1, "--global-batch-size", 2,
+                   "--device", "cuda", "--attention-backend", "fused", "--zero-stage", 3, "--fp8-format", "hybrid", "--fp8-recipe", "delayed",
+                   "--fp8-amax-history-len", 16, "--recompute-granularity", "full", "--train-steps", 400, "--val-every", 0,
+                   "--plan-json", self.path + "/plan.json"]
+        for collectives in ("mpi", "nccl"):
+            with unittest.mock.patch.dict(ENVIRONMENT, {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1"}):
+                said = self.run_it("flat", 2, *options, "--collectives", collectives, program=CUDA_PROGRAM, limit=5 * LIMIT)
+            for line in (r"FP8 +hybrid, delayed", r"attention +fused, cuDNN \S+ bf16", r"recomputation +full, uniform", r"ranks +2, ZeRO stage 3"):
+                self.assertRegex(said, "(?m)^" + line)
+            with open(self.path + "/plan.json", encoding="utf-8") as f:
+                planned = json.load(f)["peak_bytes"]
+            bytes_of_steps = [entry["peak_bytes"] for entry in self.log("flat")]
+            self.assertEqual(len(bytes_of_steps), 400)
+            self.assertEqual(len(set(bytes_of_steps)), 1, collectives)
+            self.assertEqual(bytes_of_steps[0] == planned, collectives == "mpi")
+            self.assertGreaterEqual(bytes_of_steps[0], planned)
 
     @long_test("test_lora holds frozen parameters on the cpu target")
     def test_frozen_shards(self):
