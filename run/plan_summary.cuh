@@ -192,22 +192,35 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
 }
 
 // Prints what fits --plan-gpu where the options do not: what auto would choose, at its predicted speed, by its own,
-// with the smallest micro-batch, or with lossy states too. limit: bytes of the device's memory that a plan may take.
+// with states sharded over several ranks, with the smallest micro-batch, or with lossy states too. limit: bytes of the
+// device's memory that a plan may take.
 static void summary_next_auto(const struct run *r, size_t limit) {
-    static const char *const with[] = {"", " --micro-batch-size 1", " --micro-batch-size 1 --allow-lossy-states"};
+    static const struct {
+        const char *text;
+        bool shards, small, lossy;
+    } with[] = {{"", false, false, false},
+                {" --zero-stage 3", true, false, false},
+                {" --micro-batch-size 1", false, true, false},
+                {" --zero-stage 3 --micro-batch-size 1", true, true, false},
+                {" --micro-batch-size 1 --allow-lossy-states", false, true, true},
+                {" --zero-stage 3 --micro-batch-size 1 --allow-lossy-states", true, true, true}};
+    const bool can_shard = r->config->ranks > 1 && r->config->processes.zero_stage < 3;
     const struct fit_limits limits = {
         limit - limit / FIT_VARIES,
         r->config->states.host_memory_budget > 0 ? (size_t)r->config->states.host_memory_budget : SIZE_MAX, SIZE_MAX};
     char bytes[LOG_NUMBER], host[LOG_NUMBER], of_host[LOG_NUMBER + 48] = "", tokens[LOG_NUMBER];
     for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
         struct config changed = *r->config;
+        if (with[i].shards && !can_shard)
+            continue;
         changed.recompute.recompute_granularity = RECOMPUTE_AUTO;
         changed.recompute.recompute_method = RECOMPUTE_METHOD_UNSET;
         changed.recompute.recompute_num_layers = 0;
         changed.recompute.recompute_layers = changed.recompute.recompute_modules =
             changed.recompute.recompute_layer_modules = "";
-        changed.training.micro_batch_size = i > 0 ? 1 : changed.training.micro_batch_size;
-        changed.states.allow_lossy_states = changed.states.allow_lossy_states || i > 1;
+        changed.processes.zero_stage = with[i].shards ? 3 : changed.processes.zero_stage;
+        changed.training.micro_batch_size = with[i].small ? 1 : changed.training.micro_batch_size;
+        changed.states.allow_lossy_states = changed.states.allow_lossy_states || with[i].lossy;
         const struct fit f = fit_of(&changed, r->attention.backend, r->fit.dev);
         const struct fit_alternative then = fit_alternative_of(&f, limits, &r->rates);
         if (!then.fits)
@@ -216,7 +229,7 @@ static void summary_next_auto(const struct run *r, size_t limit) {
             snprintf(of_host, sizeof of_host, " and %s of the host's%s", log_bytes(host, (int64_t)then.host),
                      changed.ranks > 1 ? " for each rank" : "");
         log_row(
-            "next", "--recompute-granularity auto%s fits: %s%s, %s tokens/s%s: %s", with[i],
+            "next", "--recompute-granularity auto%s fits: %s%s, %s tokens/s%s: %s", with[i].text,
             log_bytes(bytes, (int64_t)then.device), of_host,
             log_digits(tokens, (double)changed.training.global_batch_size * changed.model.seq_length / then.seconds),
             changed.ranks > 1 ? " without the exchange between ranks" : "", then.text);
@@ -225,7 +238,7 @@ static void summary_next_auto(const struct run *r, size_t limit) {
     log_row("next",
             "nothing fits, not even --recompute-granularity auto%s: %sa shorter --seq-length, a smaller model, or "
             "--lora-rank to finetune",
-            with[2], r->config->ranks > 1 ? "more GPUs with --zero-stage 3, " : "");
+            with[can_shard ? 5 : 4].text, r->config->ranks > 1 ? "more GPUs with --zero-stage 3, " : "");
 }
 
 // Prints the first advice that applies. limit: bytes of the device's memory that a plan may take; SIZE_MAX: not known.

@@ -142,6 +142,12 @@ class Summary(Plan):
         self.assertLessEqual(share[1], int(after) + 3) # auto chooses anew
         self.assertGreaterEqual(tokens[1] / tokens[0], 0.9 * float(times))
 
+    def test_two_gpus_are_told_to_shard(self):
+        two = ("--preset", "llama3-8b", "--precision", "bf16", "--seq-length", 2048, "--global-batch-size", 8, "--plan-gpu", "2x3090")
+        promised, takes = re.match(r"(--recompute-granularity auto --zero-stage 3) fits: ([\d.]+ GiB) and [\d.]+ GiB of the host's for each rank, ",
+                                   self.summary(*two)["next"]).groups()
+        self.assertIn("it takes %s, with" % takes, self.summary(*two, *promised.split())["verdict"])
+
     def test_cards_by_the_names_that_people_write(self):
         """What the next line says of a card that is too small is what its options give."""
         one, two = (self.summary("--preset", "llama3-8b", "--zero-stage", 3, "--plan-gpu", name) for name in ("3090", "2x3090"))
