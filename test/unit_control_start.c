@@ -133,10 +133,15 @@ static void meet(const struct meeting *meetings, int n, double apart_s, char sta
             statuses[i] = wait_for(pids[i]);
     statuses[n] = '\0';
 }
+// Checks the exit statuses of n ranks, and that they say `words`. An x stands for 2 or 3: on a busy machine ranks reach
+// rank 0 in another order than they start in, and who comes after the launch has ended is not told why.
 static void expect_meeting(const struct meeting *meetings, int n, const char *statuses, const char *words) {
     char got[MAX_RANKS + 1], text[4096];
     meet(meetings, n, 0.1, got, text, sizeof text);
-    if (strcmp(got, statuses) != 0 || !strstr(text, words))
+    bool as_expected = true;
+    for (int i = 0; i < n; i++)
+        as_expected = as_expected && (statuses[i] == 'x' ? got[i] == '2' || got[i] == '3' : got[i] == statuses[i]);
+    if (!as_expected || !strstr(text, words))
         fail_msg("expected %s, '%s', got %s, '%s'", statuses, words, got, text);
 }
 static void a_rendezvous(void **state) {
@@ -148,9 +153,9 @@ static void a_rendezvous(void **state) {
     const struct meeting no_0[] = {{1, 2, port, 0.3}};
     expect_meeting(no_0, 1, "3", "refused");
     const struct meeting twice[] = {{0, 3, port, 5}, {1, 3, port, 5}, {1, 3, port, 5}};
-    expect_meeting(twice, 3, "323", "two processes say that they are rank 1: host ");
+    expect_meeting(twice, 3, "3xx", "two processes say that they are rank 1: host ");
     const struct meeting sizes[] = {{0, 3, port, 5}, {2, 3, port, 5}, {1, 2, port, 5}};
-    expect_meeting(sizes, 3, "323", "says that it is rank 1 of 2, but this is rank 0 of 3");
+    expect_meeting(sizes, 3, "3x3", "says that it is rank 1 of 2, but this is rank 0 of 3");
 }
 static void a_port_that_is_taken(void **state) {
     const int listener = socket_listen("127.0.0.1", 0);
