@@ -59,7 +59,7 @@ struct data_part {
     uint64_t total_tokens;
     struct sample_order order;
 };
-// What a run that goes on knows of a part's data: the samples taken of it before the mixture began, and its changes.
+// A part's data in a run that goes on: the samples taken of the part before the mixture began, and the data's changes.
 struct part_start {
     uint64_t before;
     const struct data_change *changes; // (num_changes) at least one; only first_epoch and files are read

@@ -74,9 +74,9 @@ static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 :
     ROW(ACTIVATION, "activation")                                                                                      \
     ROW(MLP, "mlp")                                                                                                    \
     ROW(QKV, "qkv")
-// What selective recomputes where no modules are named. Unfused attention keeps T x T probabilities: selective is then
-// what Korthikanti et al. (2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198,
-// section 5) call so, attention's core. Flash and fused keep a number a row instead.
+// The modules that selective recomputes where none are named. Unfused attention keeps T x T probabilities: there
+// selective recomputes attention's core, as Korthikanti et al. do (2022, "Reducing Activation Recomputation in Large
+// Transformer Models", arXiv 2205.05198, section 5). Flash and fused attention keep a number a row instead.
 #define RECOMPUTE_MODULES_DEFAULT "norm,activation"
 #define RECOMPUTE_MODULES_UNFUSED "core_attn"
 

@@ -1,4 +1,4 @@
-// What --plan-gpu says: a number of GPUs, and the name of their kind, which run/gpu_names.h looks up.
+// The parser of --plan-gpu's value: a number of GPUs, and the name of their kind, which run/gpu_names.h looks up.
 #pragma once
 #include <ctype.h>  // isdigit, isspace
 #include <stddef.h> // NULL

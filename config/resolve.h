@@ -420,7 +420,7 @@ static inline void config_resolve_partial(struct config *c) {
         r->recompute_num_layers);
 }
 
-// What the command line may ask for, and main answers.
+// The functions by which main answers questions of the command line.
 struct config_answers {
     options_build *describe_build; // prints what --version adds
     options_list *list_values;     // prints what an option may be, where its value is missing

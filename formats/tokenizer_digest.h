@@ -1,4 +1,4 @@
-// What decides the ids of text, as a hash. The bytes of a tokenizer.json are no identity: Hugging Face's libraries write
+// A hash of all in a tokenizer that decides the ids of text. The bytes of a tokenizer.json are no identity: Hugging Face's libraries write
 // the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that made them
 // (formats/token_file.h), and a model's folder has the tokenizer.json that it is compared with.
 //

@@ -22,7 +22,7 @@ struct fit_chosen {
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
-// What auto would choose for other options: what it takes, the time of a step, and the choice in words.
+// The choice of auto for other options: the memory that it takes, the time of a step, and the choice in words.
 struct fit_alternative {
     bool fits;
     size_t device, host; // bytes

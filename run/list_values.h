@@ -1,4 +1,4 @@
-// What --preset and --plan-gpu print where they stand without a value: what there is.
+// The lists that --preset and --plan-gpu print where they stand without a value: all presets, all known GPUs.
 #pragma once
 #include "config/config.h" // config_rows, presets
 #include "run/gpu_names.h" // gpu_names_print

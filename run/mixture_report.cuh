@@ -1,4 +1,4 @@
-// What is said of the sets of a mixture: their shares and epochs at the start, in log.jsonl and at the end, and their
+// The report on the sets of a mixture: their shares and epochs at the start, in log.jsonl and at the end, and their
 // validation losses.
 #pragma once
 #include "run/run.cuh"                // struct run

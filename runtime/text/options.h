@@ -42,14 +42,14 @@ enum option_flag {
     OPTION_USUAL = 1 << 29, // in the short help
     OPTION_FILES = 1 << 28, // of strings and lists: takes all files that a shell has made of a pattern
 };
-// What users of other programs call an option, or what they have in its place.
+// The name of an option in other programs, or of what these programs have in its place.
 struct option_synonym {
     const char *word; // with dashes
     const char *name; // of the option here, with dashes
     const char *how;  // "": of the same value; else how the option's value follows from the word's
 };
 
-// What users of other programs write for an option's value.
+// A word of other programs for an option's value.
 struct option_value {
     const char *name;  // of the option, with underscores
     const char *word;  // whatever its case; no value of the option
