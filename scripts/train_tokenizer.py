@@ -105,7 +105,7 @@ def main(arguments=None):
         print(f"train_tokenizer.py: {mistake}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"train_tokenizer.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"train_tokenizer.py: {error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("train_tokenizer.py: interrupted", file=sys.stderr)
