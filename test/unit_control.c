@@ -55,34 +55,42 @@ static void one_rank_needs_nobody(void **state) {
 
 // ---- ends ----
 
-// Runs ten collectives, of which the last one does not end.
-static int run_collectives(struct control *c, void *stops) {
+// Runs ten collectives, of which the last one does not end; *inside: one more rank is in it.
+static int run_collectives(struct control *c, void *inside) {
     for (int i = 0; i < 10; i++) {
         char name[32];
         snprintf(name, sizeof name, "piece %d", i + 1);
         control_collective_begun(c, name);
         // stands for the data: a collective is done when all ranks are in it
         control_barrier(c, "the data's own way", true);
-        if (i == 9)
+        if (i == 9) {
+            __atomic_add_fetch((int *)inside, 1, __ATOMIC_SEQ_CST);
             socket_sleep_s(20);
+        }
         control_collective_done(c);
     }
     return 0;
+}
+// Waits until `ranks` of all jobs have said that they are there, and then until rank 0 of each knows from a heartbeat.
+static void wait_for_ranks(const int *there, int ranks) {
+    while (__atomic_load_n(there, __ATOMIC_SEQ_CST) < ranks)
+        socket_sleep_s(0.001);
+    socket_sleep_s(0.4 * test_slowness());
 }
 static void a_rank_that_is_killed(void **state) {
     uint64_t random = (uint64_t)getpid();
     struct job *jobs[4]; // at the same time, as in other tests with several jobs: they only wait
     char words[4][256];
+    int *const inside = (int *)shared_memory();
     for (int lost = 0; lost < 4; lost++) {
-        struct job *const job = jobs[lost] = job_start(4, 1, run_collectives, NULL);
+        struct job *const job = jobs[lost] = job_start(4, test_slowness(), run_collectives, inside);
         snprintf(words[lost], sizeof words[lost],
                  "train_gpt: rank %d (host %.64s, pid %d) ended during 'piece 10' "
                  "(collective 10); the job ends",
                  lost, job->address.at.host, (int)job->pids[lost]);
     }
-    // First after enough time for all ranks to be in the tenth collective and to have reported it, then at random
-    // moments.
-    socket_sleep_s(0.5 + 0.1 * fabs(test_uniform(&random)));
+    wait_for_ranks(inside, 4 * 4);
+    socket_sleep_s(0.1 * fabs(test_uniform(&random)));
     const double killed_s = deadline_clock_s();
     for (int lost = 0; lost < 4; lost++)
         kill(jobs[lost]->pids[lost], SIGKILL);
@@ -93,17 +101,23 @@ static void a_rank_that_is_killed(void **state) {
     }
 }
 
+struct uneven {
+    bool all_done;
+    int *there; // shared_memory: the ranks of all jobs that have come to their last place
+};
 // Leaves a rank to be lost in the first collective, which another rank has left, or, with all_done, after the second
 // one, outside of any.
-static int run_uneven(struct control *c, void *all_done) {
+static int run_uneven(struct control *c, void *context) {
+    struct uneven *const uneven = (struct uneven *)context;
     control_barrier(c, "the start", false);
     control_collective_begun(c, "first");
-    if (c->rank == 1 || *(int *)all_done) {
+    if (c->rank == 1 || uneven->all_done) {
         control_collective_done(c);
         control_collective_begun(c, "second");
     }
-    if (*(int *)all_done)
+    if (uneven->all_done)
         control_collective_done(c);
+    __atomic_add_fetch(uneven->there, 1, __ATOMIC_SEQ_CST);
     socket_sleep_s(20);
     return 0;
 }
@@ -111,9 +125,12 @@ static void where_a_rank_is_lost(void **state) {
     static const char *const words[] = {"rank 2 (host | ended during 'first' (collective 1);",
                                         "rank 2 (host | ended after 'second' (collective 2);"};
     struct job *jobs[2];
-    for (int all_done = 0; all_done < 2; all_done++)
-        jobs[all_done] = job_start(3, 1, run_uneven, &all_done);
-    socket_sleep_s(0.5);
+    int *const there = (int *)shared_memory();
+    for (int i = 0; i < 2; i++) {
+        struct uneven uneven = {i > 0, there};
+        jobs[i] = job_start(3, test_slowness(), run_uneven, &uneven);
+    }
+    wait_for_ranks(there, 2 * 3);
     for (int i = 0; i < 2; i++) {
         const double killed_s = deadline_clock_s();
         kill(jobs[i]->pids[2], SIGKILL);
@@ -204,11 +221,17 @@ static void patience(void **state) {
     job_expect_good(unlimited);
 }
 
+struct vain {
+    int never;  // the rank that never comes to the second exchange
+    int *there; // shared_memory: the ranks of all jobs that have left the first exchange
+};
 // Waits for a rank that is stopped, which the others notice by its silence, in a patient exchange too. The stopped rank
 // ends when it goes on.
-static int run_in_vain(struct control *c, void *never) {
+static int run_in_vain(struct control *c, void *context) {
+    struct vain *const vain = (struct vain *)context;
     control_barrier(c, "the start", false);
-    if (c->rank == *(int *)never)
+    __atomic_add_fetch(vain->there, 1, __ATOMIC_SEQ_CST);
+    if (c->rank == vain->never)
         socket_sleep_s(20);
     control_barrier(c, "the long way", true);
     return 0;
@@ -216,23 +239,23 @@ static int run_in_vain(struct control *c, void *never) {
 static void a_rank_that_is_stopped(void **state) {
     struct job *jobs[3];
     char words[3][256], others[sizeof jobs[0]->text];
-    int pids[3];
+    int pids[3], *const there = (int *)shared_memory();
     for (int lost = 0; lost < 3; lost++) {
-        int never = lost == 1 ? 2 : 1;
-        jobs[lost] = job_start(3, 0.4, run_in_vain, &never);
+        struct vain vain = {lost == 1 ? 2 : 1, there};
+        jobs[lost] = job_start(3, 0.4 * test_slowness(), run_in_vain, &vain);
         pids[lost] = (int)jobs[lost]->pids[lost];
         snprintf(words[lost], sizeof words[lost],
-                 "rank %d (host |pid %d, silent for 0.|is stopped or cut off during 'the long "
+                 "rank %d (host |pid %d, silent for |is stopped or cut off during 'the long "
                  "way' (exchange 2)",
                  lost, pids[lost]);
     }
-    socket_sleep_s(0.3);
+    wait_for_ranks(there, 3 * 3);
     const double stopped_s = deadline_clock_s();
     for (int lost = 0; lost < 3; lost++)
         kill(pids[lost], SIGSTOP);
     for (int lost = 0; lost < 3; lost++) {
         job_wait(jobs[lost], lost);
-        assert_true(deadline_clock_s() - stopped_s > 0.25);
+        assert_true(deadline_clock_s() - stopped_s > 0.25 * test_slowness());
         memcpy(others, jobs[lost]->text, sizeof others);
         kill(pids[lost], SIGCONT);
         job_wait(jobs[lost], -1);
