@@ -15,7 +15,6 @@ struct bpe_symbol {
     int32_t previous, next;
 };
 
-// Returns the key of two neighboring ids in the table of merges.
 static uint64_t bpe_pair(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
 
 uint64_t bpe_hash(uint64_t value) {
@@ -78,7 +77,6 @@ static void heap_push(uint64_t *heap, size_t *count, uint64_t entry) {
         heap[place] = heap[(place - 1) / 2];
     heap[place] = entry;
 }
-// Removes the least entry of a heap of *count entries, at least one, and returns the entry.
 static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     const uint64_t top = heap[0], last = heap[--*count];
     size_t place = 0;
@@ -93,8 +91,7 @@ static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     return top;
 }
 
-// Adds the pair of symbol `left` (-1: none) and its right neighbor to the heap, of *waiting entries, if the pair has a
-// merge.
+// Adds the pair of symbol `left` (-1: none) and its right neighbor, if it merges, to the heap of *waiting entries.
 static void bpe_offer(const struct bpe *bpe, const struct bpe_work *work, size_t *waiting, int32_t left) {
     const int32_t right = left < 0 ? -1 : work->symbols[left].next;
     if (right < 0)

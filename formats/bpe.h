@@ -1,8 +1,7 @@
 // Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text (what a split pattern matches, a
-// word): pairs of neighboring symbols are merged in the order in which training found them.
-//
-// Each step merges the leftmost pair of the lowest rank, until no neighbors have a merge. A piece of n bytes takes
-// O(n log n): a megabyte without a space takes a second.
+// word): each step merges the leftmost pair of neighboring symbols of the lowest rank, the order in which training
+// found them, until no neighbors have a merge. A piece of n bytes takes O(n log n): a megabyte without a space takes a
+// second.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -23,12 +22,10 @@ struct bpe_work {
 };
 
 __BEGIN_DECLS
-// Allocates room for ranks 0 to merges - 1, at most 2^27; false when out of memory. bpe_free is to be called either
-// way.
+// Allocates room for ranks below `merges`, at most 2^27; false: out of memory. bpe_free is to be called either way.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
-// Adds a merge, of a rank below bpe_create's `merges`: the pair left, right becomes id. The last call for a pair
-// decides the pair's rank and id, as in the `tokenizers` package.
+// Makes the pair left, right become id, of a rank below `merges`; the last call of a pair decides, as in `tokenizers`.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
 // Reserves room for a piece of n symbols; the content is lost. False: out of memory.

@@ -19,13 +19,10 @@ void chat_format_free(struct chat_format *format) {
     memset(format, 0, sizeof *format);
 }
 
-// *to = a copy of the text, which chat_format_free frees once it is in the format. Returns NULL, or what is wrong, in
-// `error`.
 static const char *chat_copy(char **to, const char *text, const char *name, struct error_text *error) {
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);
 }
-// *to = a copy of the object's member `key`, which must be a string. Returns NULL, or what is wrong, in `error`.
 static const char *chat_copy_member(char **to, const json_t *object, const char *key, const char *name,
                                     struct error_text *error) {
     const char *text;
@@ -33,8 +30,6 @@ static const char *chat_copy_member(char **to, const json_t *object, const char 
     return chat_copy(to, text, name, error);
 }
 
-// Copies the texts around each role's turns from the member `roles`, which must have all of CHAT_ROLES. Returns NULL,
-// or what is wrong, in `error`; what was copied before stays in the format.
 static const char *chat_fill_roles(struct chat_format *format, const json_t *root, const char *name,
                                    struct error_text *error) {
     static const char *const names[CHAT_ROLES] = {"system", "user", "assistant"};
@@ -50,8 +45,6 @@ static const char *chat_fill_roles(struct chat_format *format, const json_t *roo
     }
     return NULL;
 }
-// Copies the tokens of the member `stop`, 1 to CHAT_MAX_STOPS, and counts them in stop_count. Returns NULL, or what is
-// wrong, in `error`; what was copied before stays in the format.
 static const char *chat_fill_stops(struct chat_format *format, const json_t *root, const char *name,
                                    struct error_text *error) {
     json_t *stops;
@@ -68,8 +61,7 @@ static const char *chat_fill_stops(struct chat_format *format, const json_t *roo
     }
     return NULL;
 }
-// Fills the zeroed format from the file's object, whose version is checked first. Returns NULL, or what is wrong, in
-// `error`; the caller frees the format in either case.
+// Fills the zeroed format, which the caller frees even after an error. Returns NULL or the problem.
 static const char *chat_fill(struct chat_format *format, const json_t *root, const char *name,
                              struct error_text *error) {
     int64_t version;

@@ -1,9 +1,7 @@
 // The form of a chat, chat_format.json in a model's folder, which scripts/chat_format.py derives from the model's chat
 // template: what stands around the turns.
-//
 //   {"version": 1, "begin": "<|begin_of_text|>", "roles": {"system": {"before": "..", "after": ".."}, "user": {..},
 //    "assistant": {..}}, "default_system": null, "trim": true, "stop": ["<|eot_id|>"]}
-//
 // A chat is `begin`, then each turn's before, content and after; roles.assistant.before asks for an answer.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
@@ -29,8 +27,7 @@ struct chat_format {
 __BEGIN_DECLS
 // Reads the file at `path`. Returns NULL, or what is wrong, in `error`; after an error there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
-// Parses the file's bytes, of which nothing is trusted. Returns NULL, or what is wrong, in `error`; after an error
-// there is nothing to free. `name`: the file, for messages.
+// Parses a file's bytes, of which nothing is trusted, as chat_format_read does. `name`: the file, for messages.
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 void chat_format_free(struct chat_format *format);

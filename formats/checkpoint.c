@@ -13,8 +13,7 @@
 
 // ---- verifying ----
 
-// Opens the regular file `name` in a folder for reading, and sets *bytes to its length. Returns 0, and the caller
-// closes *fd, or an errno, with nothing open: EISDIR or EINVAL for what is no regular file; a pipe does not block.
+// Opens a folder's file, of *bytes, for reading. Returns 0, or an errno and nothing open: EINVAL for a pipe or device.
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -31,13 +30,11 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
-// Returns what an errno of checkpoint_open_regular means, in words.
 static const char *checkpoint_reason(int problem) {
     return problem == EINVAL ? "is not a regular file" : strerror(problem);
 }
 
-// Reads the manifest in the open folder, whose path is `folder`, for messages. Returns NULL, and the caller frees
-// *manifest, or what is wrong, in `error`: *manifest, which the caller has zeroed, then holds nothing.
+// Reads the manifest of the open folder, whose path `folder` is for messages, into *manifest, which is zeroed.
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -61,8 +58,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     return failed;
 }
 
-// Checks a file of the open folder against its manifest entry; `hash` false: only that it is there, and its length.
-// `folder`: the folder's path, for messages. Returns NULL, or what is wrong, in `error`.
+// Checks a file of the open folder against its manifest entry; `hash` false: only its length. folder: for messages.
 static const char *checkpoint_check_file(const struct manifest_file *file, int folder_fd, const char *folder, bool hash,
                                          struct error_text *error) {
     int fd;
@@ -88,21 +84,18 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
     return NULL;
 }
 
-// The files of a folder that checkpoint_check looks at, and how closely.
 struct checkpoint_look {
     bool hash;           // check the files' hashes; false: only their lengths
     bool only_model;     // check no file of the optimizer or of the trainer's state
     bool needs_manifest; // false: a folder without a manifest passes
 };
 
-// Whether a file belongs to the model, not to the optimizer or the trainer's state, by how its name begins.
 static bool checkpoint_file_is_of_model(const char *name) {
     return strncmp(name, "optimizer", strlen("optimizer")) != 0 &&
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads the manifest of a folder and checks the files that it lists. Returns NULL, and the caller frees *manifest,
-// which is empty where the folder has none; or what is wrong, in `error`: then nothing is to be freed.
+// Reads a folder's manifest, empty where the folder has none, and checks the files that the manifest lists.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -135,13 +128,11 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 
 // ---- finding ----
 
-// Passes a text to the listener; does nothing where `listener` or its callback is NULL.
 static void checkpoint_say(const struct checkpoint_listener *listener, const char *text) {
     if (listener && listener->say)
         listener->say(listener->context, text);
 }
 
-// Tells the listener of a temporary folder in the root: a process is at work on it, or a save left it.
 static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root, int root_fd,
                                     const struct checkpoint_entry *entry) {
     struct error_text text;
@@ -155,8 +146,7 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
 }
 
 // Checks the checkpoint in `folder` (`hash` false: only the files' lengths), and that its manifest has the step of its
-// name: otherwise a run would resume at the wrong step. Returns NULL, and the caller frees *manifest; or what is wrong,
-// in `error`: then nothing is to be freed.
+// name, at which a run would resume.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -168,7 +158,6 @@ static const char *checkpoint_check_entry(struct manifest *manifest, const char 
     return error_format(error, "%.500s/" MANIFEST_NAME ": is of step %" PRId64 ", not of the folder's", folder, step);
 }
 
-// path = folder/name. Returns NULL or, where path has no room for both, a text in `error`.
 static const char *checkpoint_path(char path[PATH_MAX], const char *folder, const char *name,
                                    struct error_text *error) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
@@ -176,9 +165,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest checkpoint that verifies, hashes included, among `entries`, the newest first: its `path`, and
-// *manifest, which the caller frees. Returns NULL, without candidates too: `path` then stays as it is. Where all
-// candidates are damaged, returns an error.
+// Finds the newest of `entries`, the newest first, that verifies, hashes included; `path` stays as it is where none is
+// a candidate. Candidates that are all damaged are an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -268,9 +256,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints of step `newest` and before, except the `keep` (above 0) newest whole ones, what lies between these,
-// and the best one. Whole: all files there, of the listed lengths. Goes on after a failure; returns NULL, or the last failure, in
-// `error`.
+// Removes checkpoints of step `newest` and before, except the best, the `keep` (above 0) newest whole ones, with all
+// files of the listed lengths, and what lies between these. Goes on after a failure; returns the last one, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

@@ -1,7 +1,6 @@
 // Existing checkpoints: verifying one, finding the newest, removing old ones. checkpoint_write.h writes them,
-// checkpoint_folder.h says what the names in their folder mean. The content of their files is not looked at here.
-//
-// No function here ends the process: each returns NULL, or what is wrong, in `error`. Where NULL is returned the caller
+// checkpoint_folder.h says what the names in their folder mean. The content of their files is not looked at here. No
+// function here ends the process: each returns NULL, or what is wrong, in `error`. Where NULL is returned the caller
 // frees *manifest; otherwise it is empty.
 #pragma once
 #include "formats/manifest.h"           // struct manifest
@@ -18,9 +17,8 @@ struct checkpoint_listener {
 };
 
 __BEGIN_DECLS
-// *manifest = the manifest of a folder, which must be a complete checkpoint: each file that the manifest lists exists,
-// with the length and the hash listed. Other files may be in the folder. Returns NULL, and the caller frees *manifest,
-// or what is wrong, in `error`.
+// *manifest = the manifest of a folder, which must be a complete checkpoint: each file that is listed exists, with the
+// length and the hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
 // Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
 // this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
@@ -31,14 +29,13 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 // are an error: whether to begin anew beside them is for the user to decide. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that a user gives, its `path`, and *manifest, which the caller frees: a checkpoint's folder,
-// which must verify; or a root or a run's --out folder, whose newest checkpoint is taken. A folder with none is an
-// error.
+// Finds the checkpoint that a user gives: its folder, which must verify, or a root or a run's --out folder, whose
+// newest checkpoint is taken. A folder with none is an error.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). `newest`: the step that was
-// just saved, and so is known to be complete; -1: the newest that verifies, found by reading it. The checkpoint of that
-// step always stays, and so does the best one (checkpoint_best.h). Newer ones are not touched: after a run went back to an earlier step they may still be wanted.
+// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). newest: the step just saved,
+// known to be complete; -1: the newest that verifies, found by reading. That step's stays, and the best one
+// (checkpoint_best.h), and newer ones, which may still be wanted after a run went back to an earlier step.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -11,11 +11,9 @@ __BEGIN_DECLS
 // Returns the step of the best checkpoint of the root that is open as `root_fd`; -1: none is known.
 int64_t checkpoint_best(int root_fd);
 // Makes the checkpoint of `step`, which is there, the root's best one. Removes the former best one, if it is older and
-// its step is no multiple of `every` (0: there are no others): a run keeps those anyway. Returns NULL, or what is
-// wrong, in `error`.
+// its step is no multiple of `every` (0: there are none), which a run keeps anyway. Returns NULL or the problem.
 const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
-// Makes the checkpoint of `step`, the best one when its run ended, the root's best one where an older one is: a kill
-// may have come between writing it and this. Does nothing where the root has a later best one, or not that checkpoint.
-// `every`, and what is returned: as of checkpoint_set_best.
+// Does checkpoint_set_best for the step that was best when its run ended, where a kill came before it. Does nothing
+// where the root has a later best one, or not that checkpoint.
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

@@ -21,7 +21,6 @@ static const struct checkpoint_kind_row {
 };
 enum { CHECKPOINT_KINDS = sizeof checkpoint_kinds / sizeof *checkpoint_kinds };
 
-// Returns the row of a kind. Which of two rows comes first in the table decides the order of entries of one step.
 static const struct checkpoint_kind_row *checkpoint_kind_row(enum checkpoint_kind kind) {
     for (int i = 0; i < CHECKPOINT_KINDS; i++)
         if (checkpoint_kinds[i].kind == kind)
@@ -84,8 +83,7 @@ static int checkpoint_compare_entries(const void *a, const void *b) {
                                 : strcmp(x->name, y->name);
 }
 
-// Opens a directory stream over an open folder, which stays the caller's; closedir frees the stream. NULL with errno:
-// it can't.
+// Opens a stream over an open folder, which stays the caller's; NULL and errno: it can't. closedir frees the stream.
 static DIR *checkpoint_open_stream(int folder_fd) {
     const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *const stream = fd < 0 ? NULL : fdopendir(fd);
@@ -127,11 +125,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
     return error;
 }
 
-// ---- removing ----
-
-// Removes a file or a folder that is `depth` folders below the start of checkpoint_remove_tree; returns 0 or an errno.
-// The descent is relative to open folders and follows no links, so that it can't leave the root whatever is renamed
-// meanwhile.
+// Removes a file or a folder, `depth` folders below checkpoint_remove_tree's; returns 0 or an errno. The descent is by
+// open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)

@@ -1,15 +1,13 @@
 // The folder of a run's checkpoints, the root: what its names mean, and removing.
-//
 //   OUT/checkpoints/step_00001000/               complete: its manifest names each file with its length and its hash
 //   OUT/checkpoints/.step_00001000.PID.partial   being written, or left unfinished by process PID
 //   OUT/checkpoints/.step_00001000.PID.replaced  complete, set aside for a moment while the same step is saved again
 //   OUT/checkpoints/.step_00001000.PID.removing  being removed
-//
 // One process writes into a root, from one thread at a time; any number may read. A writer holds a lock while it may
 // have temporary folders there: the byte of the root whose offset is its PID, by an open-file-description lock, which
-// ends with the process. The existence of a process with that PID would say too little: a killed process stays as a
-// zombie until its parent asks for its status (never, in a container without an init), and PIDs are used again. File
-// systems of several hosts keep a folder's locks to each host. Functions that return int return 0 or an errno.
+// ends with the process. That a process has that PID would say too little: a killed one stays as a zombie until its
+// parent asks for its status (never, in a container without an init), and PIDs are used again. File systems of several
+// hosts keep a folder's locks to each host. Functions that return int return 0 or an errno.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // int64_t
@@ -34,8 +32,7 @@ struct checkpoint_entries {
 static const int64_t CHECKPOINT_LAST_STEP = 999999999999999999; // 18 digits: what a name is read back from
 
 __BEGIN_DECLS
-// Returns the entry, with its name, of a step's folder of that kind. pid: the process whose temporary folder it is; not
-// used for CHECKPOINT_STEP.
+// Returns the entry, with its name, of a step's folder of that kind, and of process pid, unused for CHECKPOINT_STEP.
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
 // Parses a name; false where checkpoint_entry_of makes no such name. Files of other names are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
@@ -45,20 +42,18 @@ void checkpoint_lock(int root_fd);
 // Whether a process is writing the temporary folder: another descriptor than `root_fd` holds the lock of the entry's
 // PID. An entry with the PID of the process that locked `root_fd` is thus a leftover.
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
-// name = the file in a partial folder that stands for the part of process `number`. The process removes the file when
-// its part is written; where the part can't be written, it renames the file to the name with `failed`. Neither takes
-// room on a full disk. No file of a checkpoint has such a name.
+// name = the file that stands in a partial folder for process `number`'s part: the process removes it when the part is
+// written, or renames it to the name with `failed`; neither takes room on a full disk. No checkpoint's file has such a
+// name.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
-// Lists the entries of the root that is open as `root_fd`; other names are skipped. Returns 0 or an errno. The caller
-// frees entries->all, after an error too.
+// Lists the root's entries, without other names; the caller frees entries->all, after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it. Returns 0 or an errno.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. This process
-// has called checkpoint_lock. Returns 0 or an errno.
+// Removes a whole checkpoint, renamed first so that no reader finds it incomplete; checkpoint_lock was called.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
-// Removes what dead writers and failed saves left, as far as possible; this process has called checkpoint_lock. A
-// checkpoint that was set aside gets its name back where its replacement was never published.
+// Removes, after checkpoint_lock, what dead writers and failed saves left, as far as possible. A checkpoint that was
+// set aside gets its name back where its replacement was never published.
 void checkpoint_remove_leftovers(int root_fd);
 __END_DECLS

@@ -29,8 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the worker's job in the calling thread, and marks the job as done; argument: the worker. Returns NULL, as a
-// thread's function does: the job's result is in the worker.
+// Runs the job of the worker, `argument`, in the calling thread, and marks the job as done. Returns NULL to pthread.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);

@@ -1,7 +1,6 @@
-// A thread that writes checkpoints while the training goes on, one job at a time.
-//
-// All signals are blocked in the thread, so that the training thread receives them. A process that ends by exit(), as
-// by fail(), waits for the job that is under way (runtime/machine/before_exit.h).
+// A thread that writes checkpoints while the training goes on, one job at a time. All signals are blocked in it, so
+// that the training thread receives them. A process that ends by exit(), as by fail(), waits for the job that is under
+// way (runtime/machine/before_exit.h).
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <pthread.h>                    // pthread_t
@@ -25,12 +24,10 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 __BEGIN_DECLS
 // Makes *worker one without a job; checkpoint_thread_destroy ends it.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` must stay until the job's result is taken. Returns false, and starts nothing, where the
-// result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
-// delays the training is better than none.
+// Starts a job; `argument` must stay until the result is taken. False, and nothing starts, where the result of an
+// earlier job was not taken. Where no thread can be made, the job runs in the caller: a delay is better than no save.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Runs a job in the caller's thread, and keeps its result to be taken. Returns false, and runs nothing, where the
-// result of an earlier job was not taken yet.
+// Runs a job in the caller's thread and keeps its result; false, and nothing runs, where an earlier one was not taken.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

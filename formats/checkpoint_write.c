@@ -48,7 +48,6 @@ static const char *checkpoint_fail(struct checkpoint_writer *writer, const char 
         writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
 }
 
-// Flushes a file to the disk, again where a signal ends the wait. Returns 0 or an errno.
 static int checkpoint_fsync(int fd) {
     while (fsync(fd) != 0)
         if (errno != EINTR)
@@ -61,8 +60,7 @@ static int checkpoint_fsync_folder(int fd) {
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-// Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
-// that too: the checkpoints are all that is left of the run. Returns 0 or an errno.
+// Creates the root, and the run's --out above it where that was removed or renamed since. Returns 0 or an errno.
 static int checkpoint_make_root(const char *root) {
     char above[PATH_MAX];
     const char *const slash = strrchr(root, '/');
@@ -73,8 +71,7 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root; where it is missing, creates it and fsyncs the folder above it, the run's --out. -1: an error, in
-// errno.
+// Opens the root; creates it where missing, and fsyncs the folder above it, the run's --out. -1: an error, in errno.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -121,8 +118,7 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     return checkpoint_fail(writer, "", "the folder cannot be opened", error);
 }
 
-// Creates a file in the partial folder, of any name that is not there, and begins its count and hash anew. Returns
-// NULL, or the text of checkpoint_fail.
+// Creates a file of a new name in the partial folder, and begins its count and hash anew.
 static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
     snprintf(writer->file, sizeof writer->file, "%s", name);
     writer->file_bytes = writer->synced = 0;
@@ -132,7 +128,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-// Checks that a file of that name may begin now. Returns NULL, or the text of checkpoint_fail: the save has failed.
+// Checks that a file of that name may begin now; else the save has failed.
 static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
@@ -146,10 +142,9 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// Starts to write each full window of the file to the disk, and waits until the former window is written: a save of
-// many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
-// all the work to the fsync at its end. Written pages are dropped from the page cache, in favor of the training data.
-// Returns 0 or an errno.
+// Starts to write each full window of the file to the disk, and waits for the former one: a save of many gigabytes then
+// neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all to the last
+// fsync. Written pages leave the page cache to the training data. Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -166,8 +161,7 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file. Returns NULL, or the text of
-// checkpoint_fail.
+// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;
@@ -187,7 +181,6 @@ static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, cons
     return checkpoint_fail(writer, writer->file, what, error);
 }
 
-// Hashes and writes the buffered bytes, and empties the buffer. Returns NULL, or the text of checkpoint_fail.
 static const char *checkpoint_flush(struct checkpoint_writer *writer) {
     const size_t count = writer->buffered;
     writer->buffered = 0;
@@ -217,8 +210,7 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
     return problem;
 }
 
-// Writes the file's rest, and closes it when all of it is on the disk; the manifest does not list the file yet. Returns
-// NULL, or the text of checkpoint_fail.
+// Writes the file's rest, and closes it when all of it is on the disk; the manifest does not list the file yet.
 static const char *checkpoint_close_file(struct checkpoint_writer *writer) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -257,8 +249,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered first bytes, sets its length and closes it: this process's own part flushes the file to
-// the disk. Returns NULL, or the text of checkpoint_fail.
+// Writes the file's buffered first bytes, sets its length and closes it; this process's part flushes it to the disk.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -303,8 +294,7 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
     return NULL;
 }
 
-// *found = whether the file that stands for the part of process `number`, or for its failure (`failed`), is in the
-// partial folder. Returns 0 or an errno.
+// *found = whether the file for process `number`'s part, or for its failure (`failed`), is there; 0 or an errno.
 static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writer, int number, bool failed) {
     char name[CHECKPOINT_NAME];
     struct stat status;
@@ -312,8 +302,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Waits for the parts of the other processes, looking every 1 to 100 ms. Looks each name up by itself: a listing of a
-// folder from which names are removed may miss others.
+// Looks every 1 to 100 ms, each name up by itself: a listing of a folder from which names are removed may miss others.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -341,8 +330,7 @@ const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Sets the hashes of shared files, whose lengths must be as they were laid out. Returns NULL, or the text of
-// checkpoint_fail.
+// Sets the hashes of shared files, whose lengths must be as they were laid out.
 static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     for (int i = 0; i < writer->manifest.num_files; i++) {
         struct manifest_file *const file = &writer->manifest.files[i];
@@ -364,8 +352,6 @@ static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Writes the manifest into the partial folder, and flushes it to the disk. Returns NULL, or the text of
-// checkpoint_fail.
 static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     size_t bytes = 0;
     char *const text = manifest_text(&writer->manifest, &bytes);
@@ -378,8 +364,7 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Renames the partial folder to its step's name. *displaced: the entry that an earlier checkpoint of that step is now,
-// with an empty name if there was none. Returns 0 or an errno.
+// Renames the partial folder to its step's name; 0 or an errno. *displaced: the step's earlier checkpoint, or name "".
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

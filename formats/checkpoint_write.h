@@ -1,17 +1,14 @@
-// Writes a checkpoint so that a kill at any moment, a full disk or a power cut leaves a complete one, new or old.
-//
-// A save writes and fsyncs every file in the partial folder (checkpoint_folder.h), the manifest last, then fsyncs the
-// folder, renames it, and fsyncs the root. Before the rename nothing looks like a checkpoint; after it everything is on
-// the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
+// Writes a checkpoint so that a kill at any moment, a full disk or a power cut leaves a complete one, new or old: every
+// file is written and fsynced in the partial folder (checkpoint_folder.h), the manifest last, then the folder is
+// fsynced and renamed, and the root fsynced. Before the rename nothing looks like a checkpoint; after it everything is
+// on the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
 // can't, by two renames, between which the .replaced folder is the checkpoint.
 //
 // Several processes may write a checkpoint together: this writer lays out the files that they share, each of them
 // writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. A shared file is read
-// back for its hash.
-//
-// No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
-// state the checkpoints are in, so that the training goes on after a failed save. After a failure the writer holds
-// nothing, the partial folder is removed as far as possible, and every later call returns the same text.
+// back for its hash. No function here ends the process: each returns NULL, or a text, in the writer, that says what
+// failed, why, and what state the checkpoints are in. After a failure the writer holds nothing, the partial folder is
+// removed as far as possible, and every later call returns the same text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest
@@ -44,8 +41,7 @@ __BEGIN_DECLS
 // Begins the checkpoint of `step`, which checkpoint_commit or checkpoint_abandon ends. Creates the root, and the folder
 // above it, where they are missing. Also removes what earlier writers left unfinished, since the disk may be full.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Begins a file of a new name, which manifest_name_is_allowed; any number of writes of any size follow, then
-// checkpoint_file_end. One file is open at a time.
+// Begins a file of a name that is manifest_name_is_allowed; any writes follow, then checkpoint_file_end. One at a time.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 // Appends `count` bytes to the file that is begun; on return they are copied or written.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
@@ -53,19 +49,16 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a file whose bytes are all in memory.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes` that begins with the `count` bytes at `begin`; all processes, this one too, write the rest
-// as parts.
+// Creates a file of `bytes` bytes, first `count` from `begin`; all processes, this one too, write the rest as parts.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// Prepares for the parts of processes 1 to `parts`; the writer's own part is number 0. Call it after the shared files
-// are made, and before any other process begins its part.
+// Prepares for the parts of processes 1 to `parts`; its own is 0. Called after shared files are made, before any part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
 // Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
-// Ends the save and publishes the checkpoint of this step; shared files must be whole (checkpoint_wait_for_parts). The
-// writer has ended, whatever is returned. The text of a failed fsync of the root says that the checkpoint is there, but
-// may not survive a power cut.
+// Ends the save and publishes the checkpoint; shared files must be whole (checkpoint_wait_for_parts). The writer has
+// ended, whatever is returned. Where the root's fsync failed, the checkpoint is there, but may not survive a power cut.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons the save and removes what was written, as far as possible. Does nothing to a writer that has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);

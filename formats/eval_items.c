@@ -7,10 +7,7 @@
 
 enum { MAX_CHOICES = 1 << 16, WHERE = 512 };
 
-// ---- one line ----
-
-// Refuses a member of another name than an item's. `where`: file and line, for messages. Returns NULL, or what is
-// wrong, in `error`.
+// Refuses a member of another name than an item's. where: file and line, for messages, here and below.
 static const char *check_members(const json_t *root, const char *where, struct error_text *error) {
     static const char known[] = " task id context contexts continuation choices gold delimiter ";
     const char *key;
@@ -55,8 +52,7 @@ static const char *read_gold(struct eval_item *item, const char *where, struct e
     return NULL;
 }
 
-// Sets the texts of an item, and gold and count, from the members that its line has: one of the three forms of
-// eval_items.h.
+// Sets an item's texts, gold and count from its line's members, in one of the three forms of eval_items.h.
 static const char *read_texts(struct eval_item *item, const char *where, struct error_text *error) {
     const json_t *root = item->root;
     const bool choices = json_has(root, "choices"), contexts = json_has(root, "contexts");
@@ -80,8 +76,7 @@ static const char *read_texts(struct eval_item *item, const char *where, struct 
     return read_gold(item, where, error);
 }
 
-// Fills an item, whose root, file and line are set. Returns NULL, or what is wrong, in `error`; the caller calls
-// free_item in either case.
+// Fills an item, whose root, file and line are set; the caller calls free_item after an error too.
 static const char *read_item(struct eval_item *item, const char *where, struct error_text *error) {
     const char *task;
     const json_t *id = json_object_get(item->root, "id");
@@ -96,10 +91,7 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
     return item->task ? NULL : error_format(error, "%s: out of memory", where);
 }
 
-// ---- a file ----
-
-// Returns a zeroed item after the last one; it counts only once the caller has raised items->count. NULL: out of
-// memory.
+// Returns a zeroed item after the last, which counts once the caller raises items->count; NULL: out of memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {
         const int64_t room = items->room > 0 ? 2 * items->room : 256;
@@ -113,13 +105,11 @@ static struct eval_item *append_item(struct eval_items *items) {
     memset(item, 0, sizeof *item);
     return item;
 }
-// Frees what an item owns; the item lies in the array.
 static void free_item(struct eval_item *item) {
     json_decref(item->root);
     free(item->task);
 }
 
-// Whether a line is empty or has only spaces, tabs and carriage returns.
 static bool is_blank(const unsigned char *text, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         if (!strchr(" \t\r", text[i]) || !text[i])
@@ -163,8 +153,6 @@ void eval_items_free(struct eval_items *items) {
     free(items->all);
     memset(items, 0, sizeof *items);
 }
-
-// ---- texts ----
 
 const char *eval_item_choice(const struct eval_item *item, int i) {
     return item->varied ? json_string_value(json_array_get(item->varied, (size_t)i)) : item->fixed;

@@ -1,9 +1,7 @@
 // Items of tasks that are scored by likelihood: JSONL, an object a line, in any order and mixture of tasks.
-//
 //     {"task": "arc_easy", "id": "Mercury_1", "context": TEXT, "choices": [TEXT, ...], "gold": 2}
 //     {"task": "winogrande", "contexts": [TEXT, ...], "continuation": TEXT, "gold": 0}    scored: the continuation
 //     {"task": "lambada", "context": TEXT, "continuation": TEXT}                 right: each token the likeliest
-//
 // "delimiter" stands between context and what is scored; its default is a space. "id", a text or an integer, is written
 // beside the scores, and is the line's number by default. "task" is by default the file's name without its ending.
 // Blank lines are skipped. Members of other names are refused: a misspelt "delimiter" would change scores in silence.
@@ -32,9 +30,8 @@ struct eval_items {
 };
 
 __BEGIN_DECLS
-// Appends the items of a file's bytes to *items, zeroed at first, which eval_items_free frees. `name`, the file, must
-// outlive them. Returns NULL, or what is wrong, in `error`, beginning with file and line; items of the lines before are
-// then appended.
+// Appends the items of a file's bytes to *items, zeroed at first, which eval_items_free frees, and which `name`, the
+// file, must outlive. After an error, which begins with file and line, the items of the lines before are appended.
 const char *eval_items_parse(struct eval_items *items, const unsigned char *data, uint64_t bytes, const char *name,
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine
@@ -48,7 +45,6 @@ const char *eval_item_choice(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes of a text without the white space that ends it, as Python's str.rstrip finds it: Unicode's white
-// space, and the separators U+001C to U+001F.
+// The number of bytes before a text's last white space, as Python's str.rstrip: Unicode's, and U+001C to U+001F.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

@@ -8,7 +8,6 @@ bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes) {
     return data_bytes >= 4 && load_u32(data) == FINETUNE_MAGIC;
 }
 
-// Returns the bytes rounded up to a multiple of 8.
 static uint64_t finetune_rounded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,

@@ -8,8 +8,7 @@
 #include "formats/huggingface_traits.h" // architecture_traits_of, huggingface_marks
 #include "runtime/machine/error.h"      // fail
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Architectures
+// ---- architectures ----
 
 const char *architecture_class(enum architecture a) {
     switch (a) {
@@ -40,8 +39,7 @@ bool architecture_find(enum architecture *a, const char *type) {
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which architecture fits
+// ---- which architecture fits ----
 
 // A model in its plainest form: options without an effect have their default, lists their shortest form.
 struct plain_model {
@@ -56,8 +54,7 @@ static void plain_model_free(struct plain_model *m) {
     free(m->factors[1]);
 }
 
-// Brings the options of windows to their plainest form: none where no layer has a window, else the shortest texts.
-// Resets the local theta where it has no effect. marks (num_layers): scratch memory.
+// Brings the windows' options, and a local theta without effect, to their plainest form; marks (num_layers): scratch.
 static void plain_windows(struct plain_model *m, bool *marks) {
     struct config *c = &m->config;
     const int window = config_window(c), L = c->model.num_layers;
@@ -86,8 +83,7 @@ static char *plain_numbers(const char *list) {
         text_add(text, room, "%s%s", *text ? "," : "", huggingface_show(value).text);
     return text;
 }
-// Resets rotary options that have no effect with this type of scaling, or without rotary positions, to their defaults.
-// longrope's lists get their shortest form.
+// Resets rotary options without effect to their defaults, and brings longrope's lists to their shortest form.
 static void plain_rope(struct plain_model *m, const struct config *defaults) {
     struct config *c = &m->config;
     const enum rope_scaling_type type = c->model.rope_scaling_type;
@@ -137,7 +133,6 @@ static struct plain_model plain_model_of(const struct config *c) {
     free(marks);
     return m;
 }
-// Whether two models in their plainest form have the same shape: all options of the blocks and of the embedding.
 static bool plain_models_equal(const struct plain_model *a, const struct plain_model *b) {
     char text_a[OPTION_TEXT], text_b[OPTION_TEXT];
     for (int i = 0; i < CONFIG_ROWS; i++)
@@ -200,7 +195,6 @@ enum architecture architecture_of(const struct config *c) {
     return ARCHITECTURE_OURS;
 }
 
-// Returns the start-up report's note on a model that is saved as a GPT-2, a constant; "": none.
 static const char *huggingface_note_gpt2(const struct config *c) {
     const bool biases = c->model.add_qkv_bias && c->model.add_attention_proj_bias && c->model.add_mlp_bias;
     if (c->model.num_query_groups < c->model.num_attention_heads)
@@ -219,10 +213,8 @@ const char *huggingface_note(const struct config *c) {
     __builtin_unreachable();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json as written
+// ---- config.json as written ----
 
-// Writes the members of an ARCHITECTURE_OURS: each option of the model's shape under its own name, as a text.
 static void huggingface_write_ours(struct json *json, const struct config *c) {
     const struct option_row *rows[CONFIG_ROWS];
     char text[OPTION_TEXT];
@@ -230,8 +222,7 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
-// Writes config.json as one of architecture `a`, whether it fits or not. end_of_text: the token; -1: none. bf16: the
-// type of model.safetensors, else fp32.
+// Writes config.json as architecture `a`, fitting or not. end_of_text -1: none. bf16: of model.safetensors, else fp32.
 static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);
@@ -260,11 +251,9 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
     huggingface_write_as(out, c, architecture_of(c), end_of_text, bf16);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// config.json as read
+// ---- config.json as read ----
 
-// Switches the attention projection's and the MLP's biases on where add_bias_linear is on, in a config.json of
-// ARCHITECTURE_OURS that lacks add_mlp_bias: the file is older than these options.
+// Switches two biases on with add_bias_linear where an ARCHITECTURE_OURS lacks add_mlp_bias: its file is older.
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {
@@ -272,8 +261,7 @@ static void huggingface_set_older_biases(struct huggingface_config *h) {
         huggingface_add_setting(h, "add-mlp-bias=true");
     }
 }
-// Adds a setting for each option of the model's shape that `root`, the config.json of an ARCHITECTURE_OURS, has. Only
-// num_layers and hidden_size must be there. Values are checked later, by huggingface_check_settings.
+// Adds settings for the shape's options in `root`; only num_layers and hidden_size must be there. Checked later.
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     bool tied; // the member is only checked: the model's value is in an option
@@ -313,7 +301,6 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
     return NULL;
 }
 
-// Returns the text that refuses an unknown model_type, in `error`.
 static const char *huggingface_unknown(const char *type, const char *name, struct error_text *error) {
 #define NAME_ROW(id, model_type, class_name) ", " model_type
     static const char known[] = ARCHITECTURE_ROWS(NAME_ROW);
@@ -327,8 +314,7 @@ static const char *huggingface_unknown(const char *type, const char *name, struc
     return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
                         json_show(type).text, known + sizeof ours - 1);
 }
-// Sets h's architecture and adds the settings that config.json's object says; no defaults yet. Returns NULL, or what is
-// wrong, in `error`: the caller then frees h.
+// Sets the architecture and adds the settings of config.json, without defaults. After an error the caller frees h.
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";

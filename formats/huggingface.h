@@ -1,18 +1,14 @@
 // config.json of a Hugging Face folder: which architecture a model is, and its options written and read.
-// run/tensor_names.cuh does the same for the tensors.
+// run/tensor_names.cuh does the same for the tensors. Names: transformers' models/*/configuration_*.py. Functions with
+// an `error` return NULL when all is well, else what is wrong, in `error`.
 //
 // An architecture fits a model if what is written for it is read back as the same options, so that a model with an
 // option that an architecture has no member for is not saved as that architecture. A model that none fits (LayerNorm
 // with rotary positions and no biases, say) is ARCHITECTURE_OURS and written under our own names, which only this
-// program reads. Where an architecture can't express an option but has an exact equivalent, that is written: GPT-2 has
-// as many KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros.
-// huggingface_note says so.
-//
-// A model that several fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as
-// the first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
-//
-// Names: transformers' models/*/configuration_*.py. Functions that return a text return NULL when all is well, else
-// what is wrong, in `error` (runtime/machine/error_text.h).
+// program reads. An option with an exact equivalent is written as that, and huggingface_note says so: GPT-2 has as many
+// KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. A model that several
+// fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the first of
+// ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -24,8 +20,7 @@
 struct config;     // config/config.h
 struct option_row; // runtime/text/options.h
 
-// One row per architecture: its model_type and its class in config.json. What else they differ in: the rows of
-// architecture_traits, formats/huggingface_traits.c.
+// One row per architecture: its model_type and class in config.json. architecture_traits has what else differs.
 #define ARCHITECTURE_ROWS(ROW)                                                                                         \
     ROW(OURS, "train_gpt", "TrainGPT")                                                                                 \
     ROW(GPT2, "gpt2", "GPT2LMHeadModel")                                                                               \
@@ -71,30 +66,24 @@ bool architecture_find(enum architecture *a, const char *type);
 // Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
 const char *huggingface_note(const struct config *c);
 
-// Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
-// Errors stay in `out`.
+// Writes a config.json. end_of_text -1: none. bf16: the type of model.safetensors, else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
-// Reads a config.json, of which nothing is trusted; what the engine does not support is an error. All options of the
-// model's shape are set: an option that the file does not say has its default. `name`: the file, for messages. On
-// success the caller calls huggingface_free; on failure nothing is held, and the call is harmless.
+// Reads a config.json, of which nothing is trusted; what the engine does not support is an error. Shape options that
+// the file does not say have their defaults. huggingface_free frees h, which holds nothing after an error.
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
-// Adds a setting, formatted as OPTION=VALUE, where OPTION is a name with dashes. To be called once for an option:
-// huggingface_setting finds the first. Ends the program where memory is out.
+// Adds a setting "OPTION=VALUE", dashes in its name, once for an option. Ends the program where memory is out.
 void huggingface_add_setting(struct huggingface_config *h, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
-// Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not
-// set: to be called after the file's own settings were added.
+// Adds, after the file's own settings, those that all GPT-2s have in common, and defaults of shape options not set.
 void huggingface_set_gpt2(struct huggingface_config *h);
-// Checks that each setting, which names an option, has a value that the option takes; huggingface_parse_config does so
-// itself. `name`: the file, for messages.
+// Checks that each setting's option takes its value, as huggingface_parse_config does itself. name: for messages.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
-// rows = the options that the config.json of an ARCHITECTURE_OURS holds, in the order of the file.
-// `rows` has room for CONFIG_ROWS. Returns their number.
+// rows (CONFIG_ROWS) = the options that an ARCHITECTURE_OURS's config.json holds, in its order. Returns their number.
 int huggingface_own_options(const struct option_row **rows);
 __END_DECLS

@@ -1,7 +1,6 @@
 // The members of config.json, read: sizes, norms, biases, windows, factors. huggingface_rope.c has rotary settings.
-//
-// Where a member is absent, the class's default holds, a field of its row of architecture_traits. null counts as
-// absent, except for windows and caps, where it says "none".
+// Where a member is absent, the class's default holds (architecture_traits). null is absent, but "none" for windows and
+// caps.
 #include <math.h>   // sqrt
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -24,7 +23,6 @@ static const char *read_flag(const json_t *root, const char *key, bool wanted, c
 static const char *read_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
-// Whether the member is there, and null.
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
 // Sets an option from the member `key`, *value, which must be there and a size.
@@ -34,7 +32,6 @@ static const char *read_size(struct huggingface_config *h, const json_t *root, c
     huggingface_add_setting(h, "%s=%lld", option, (long long)*value);
     return NULL;
 }
-// Sets an option from a member that is a number from `least` to `most`; `fallback`: the number where it is absent.
 static const char *read_number(struct huggingface_config *h, const json_t *root, const char *key, double least,
                                double most, double fallback, const char *option, const char *name,
                                struct error_text *error) {
@@ -55,8 +52,6 @@ static const char *set_heads(struct huggingface_config *h, int64_t groups, int64
     return NULL;
 }
 
-// ---- the activation ----
-
 static const struct {
     const char *word;
     bool gated; // in a class whose MLP has a gate
@@ -73,8 +68,7 @@ static const struct {
     {"gelu_fast", false, "gelu"},
     {"relu2", false, "squared_relu"},
 };
-// Sets the activation from the member `key`, a word of transformers; `usual`: the word where it is absent. gated: the
-// class's MLP has a gate, which gives a word another meaning.
+// Sets the activation by the member `key`, else by the word `usual`; gated: the MLP has a gate, so words mean others.
 static const char *set_activation(struct huggingface_config *h, const json_t *root, const char *key, const char *usual,
                                   bool gated, const char *name, struct error_text *error) {
     const char *word;
@@ -87,8 +81,6 @@ static const char *set_activation(struct huggingface_config *h, const json_t *ro
     return error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key, json_show(word).text,
                         gated ? "silu or gelu_pytorch_tanh" : "gelu_new, gelu or relu2");
 }
-
-// ---- GPT-2 ----
 
 // Sets the options of a GPT-2, except its vocabulary and whether it ties its embeddings.
 static const char *read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
@@ -112,8 +104,6 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
     huggingface_set_gpt2(h);
     return NULL;
 }
-
-// ---- which layers ----
 
 // marks (layers) = which layers have a window by default; Gemma 3's files may set the period.
 static const char *usual_windows(bool *marks, int64_t layers, const json_t *root, const struct architecture_traits *t,
@@ -210,8 +200,7 @@ static const char *read_windows(bool *marks, int64_t window, const bool *without
                     : "use_sliding_window is false");
     return NULL;
 }
-// Sets the options that differ between layers: which have rotary positions, which a window, and its size. windows,
-// without_rope (layers): zeroed scratch memory.
+// Sets the options that differ between layers. windows, without_rope (layers): zeroed scratch memory.
 static const char *set_layers(struct huggingface_config *h, bool *windows, bool *without_rope, int64_t layers,
                               const json_t *root, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -249,10 +238,7 @@ static const char *read_layers(struct huggingface_config *h, const json_t *root,
     return problem;
 }
 
-// ---- biases, factors ----
-
-// Sets the options of the biases: attention_bias is for q, k, v and the projection after attention, mlp_bias for the
-// MLP.
+// Sets the biases' options: attention_bias is of q, k, v and the projection after attention, mlp_bias of the MLP.
 static const char *read_biases(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool qkv = t->qkv_bias, proj = t->proj_bias, mlp = t->mlp_bias;
@@ -271,8 +257,7 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member that is a number, null for none, or absent. usual: the cap where absent; NO_CAP: none; 0:
-// the class has no such member, which then must be absent.
+// Sets a cap from a member; null: none. usual: the cap where absent; NO_CAP: none; 0: the class has no such member.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
@@ -312,8 +297,6 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
     return read_number(h, root, "residual_multiplier", 1e-9, 1e9, 1, "residual-multiplier", name, error);
 }
 
-// ---- the block ----
-
 // Sets the number of KV heads and the size of a head, *head_dim; absent members have the class's defaults.
 static const char *read_heads(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               int64_t hidden, int64_t heads, int64_t *head_dim, const char *name,
@@ -335,7 +318,6 @@ static const char *read_heads(struct huggingface_config *h, const json_t *root, 
                             (long long)heads, (long long)hidden);
     return set_heads(h, groups, *head_dim, name, error);
 }
-// Sets the options of the norms, and GPT-NeoX's parallel residual.
 static const char *read_norms(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     char word[OPTION_NAME];
@@ -355,8 +337,7 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     huggingface_add_setting(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
-// Sets the activation from hidden_act, in Gemma 2 and 3 from hidden_activation. Gemma 1 has either, and means the tanh
-// form by "gelu" too.
+// Sets the activation from hidden_act, in Gemma 2 and 3 hidden_activation; Gemma 1 has either, and means tanh by gelu.
 static const char *read_activation(struct huggingface_config *h, const json_t *root,
                                    const struct architecture_traits *t, const char *name, struct error_text *error) {
     const bool gemma1 = t->gemma && !t->query_pre_attn_scalar;

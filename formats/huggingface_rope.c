@@ -1,8 +1,6 @@
 // The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling,
 // later all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for
-// each kind of layer in rope_parameters; what stands outside of these objects is the full layers'.
-//
-// Members: transformers' modeling_rope_utils.py.
+// each kind of layer in rope_parameters; the rest is the full layers'. Members: transformers' modeling_rope_utils.py.
 #include <stdlib.h> // atoi
 #include <string.h> // strcmp
 
@@ -32,8 +30,7 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to `rope`; null counts as absent. A member that `rope` has with
-// another value, or an unknown one, is an error. `where`: the place of `from` in the file.
+// Adds the members of `from`, at `where` in the file, to `rope`; NULL, null: none. Unknown or other values are errors.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -54,10 +51,7 @@ static const char *rope_add(json_t *rope, json_t *from, const char *where, const
     return NULL;
 }
 
-// ---- scaling ----
-
-// *type = the scaling that the member rope_type names; absent: none. A word that the architecture's class does not take
-// is an error.
+// *type = the scaling that rope_type names; absent: none. A word that the class does not take is an error.
 static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope, enum architecture a, const char *name,
                                 struct error_text *error) {
     static const struct {
@@ -81,7 +75,6 @@ static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope
                         phi3 ? "default or longrope" : "default, linear, llama3, yarn or longrope");
 }
 
-// Sets an option from the member `key`, a number of at least `least`; `fallback`: the number where it is absent.
 static const char *rope_number(struct huggingface_config *h, const json_t *rope, const char *key, double least,
                                double fallback, const char *option, const char *name, struct error_text *error) {
     double value;
@@ -122,8 +115,7 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before the scaling: the member at the top is read first, as transformers does.
-// Phi-3's class has that member even where the file has not.
+// *original = the longest sequence before scaling, from the top first, as transformers does; Phi-3 always has it there.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
@@ -147,8 +139,7 @@ static const char *rope_factor(struct huggingface_config *h, const json_t *root,
     RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
     return rope_number(h, rope, "factor", 1e-6, (double)longest / (double)original, "rope-scaling-factor", name, error);
 }
-// Sets YaRN's options except the factor, the original length and the attention factor; absent members have
-// transformers' defaults.
+// Sets YaRN's options but factor, original length and attention factor; absent members have transformers' defaults.
 static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, const char *name,
                              struct error_text *error) {
     double fast, slow, mscale, all_dim;
@@ -165,15 +156,13 @@ static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, c
     huggingface_add_setting(h, "yarn-truncate=%s", truncate ? "true" : "false");
     return NULL;
 }
-// Sets the attention factor, if the file has one.
 static const char *rope_attention_factor(struct huggingface_config *h, const json_t *rope, const char *name,
                                          struct error_text *error) {
     return json_has(rope, "attention_factor")
                ? rope_needs(h, rope, "attention_factor", "rope-attention-factor", name, error)
                : NULL;
 }
-// Sets the type of the scaling and all options that this type has. pairs: the number of pairs of a head's rotated
-// elements, which is the length of longrope's lists.
+// Sets the scaling's type and all its options. pairs: of a head's rotated elements, the length of longrope's lists.
 static const char *rope_scaling(struct huggingface_config *h, const json_t *root, const json_t *rope,
                                 enum rope_scaling_type type, size_t pairs, const char *name, struct error_text *error) {
     char word[OPTION_NAME];
@@ -205,8 +194,6 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// ---- theta, partial rotary ----
-
 // *partial = the fraction of each head's elements that is rotated.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
@@ -229,8 +216,7 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets the theta of the layers with a window, where their settings are not the full layers': they may have another
-// theta, without scaling.
+// Sets the theta of windowed layers where their settings are not the full layers': another theta, without scaling.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -260,8 +246,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope = the settings of all layers, or of the full layers; *sliding = the settings of the layers with a window, where
-// these have an object of their own, which `root` owns; NULL: none.
+// rope = the settings of all or the full layers; *sliding = the windowed layers' own, which `root` owns; NULL: none.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -294,8 +279,7 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
-// Sets the settings that CWM has where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at
-// the top.
+// Sets CWM's settings, for a file with neither rope_parameters nor rope_scaling, whatever its rope_theta at the top.
 static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "rope_type", json_string("llama3"));
     json_object_set_new(rope, "rope_theta", json_real(1e6));
@@ -304,8 +288,7 @@ static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "high_freq_factor", json_real(4));
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(8192));
 }
-// Sets all options of rotary positions. rope: an empty object, which then holds the full layers' settings; the caller
-// releases it.
+// Sets all options of rotary positions; rope: the caller's empty object, which gets the full layers' settings.
 static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
                              const struct architecture_traits *t, const char *name, struct error_text *error) {
     json_t *sliding;

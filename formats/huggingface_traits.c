@@ -8,8 +8,7 @@
 #include "config/layers.h"         // config_next_number
 #include "runtime/machine/error.h" // fail
 
-// A member that a row leaves out is false, 0, or the first value of its enum. The values are the defaults of
-// transformers' classes.
+// What a row leaves out is false, 0, or its enum's first value. Values are the defaults of transformers' classes.
 #define LLAMA_LIKE .form = FORM_LLAMA
 #define GEMMA_LIKE .form = FORM_LLAMA, .tied = true
 #define TRAITS(ROW)                                                                                                    \
@@ -59,9 +58,6 @@ const struct architecture_traits *architecture_traits_of(enum architecture a) {
     __builtin_unreachable();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Which layers
-
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others) {
     const char *at = text;
     double value = 0;
@@ -97,9 +93,6 @@ char *huggingface_marks_text(const bool *marks, int num_layers, bool others) {
     text[2 * num_layers - 1] = '\0';
     return text;
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Numbers
 
 struct huggingface_number huggingface_show(double value) {
     struct huggingface_number number;

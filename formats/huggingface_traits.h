@@ -30,53 +30,45 @@ struct architecture_traits {
     // layer has no window, 0: all have one.
     enum huggingface_windows windows;
     int window, full_each;
-    // Norms.
     enum norm_placement norm_placement;
     bool qk_layernorm;
     enum qk_layernorm_width qk_layernorm_width;
-    bool gemma; // norm weights 1 + w, GeGLU, "gelu" is its tanh form, the embedding times sqrt(hidden_size)
-    // Rotary positions.
+    bool gemma;            // norm weights 1 + w, GeGLU, "gelu" is its tanh form, the embedding times sqrt(hidden_size)
     bool no_rope_layers;   // no_rope_layers, no_rope_layer_interval
     bool rope_by_layers;   // layers with a window have rotary settings of their own
     double local_theta;    // theta of the layers with a window, where absent; 0: the other layers' theta
     double partial_rotary; // rotary_pct, partial_rotary_factor; 0: there is no such member
-    // Factors.
-    bool multipliers;           // Granite's four
+    bool multipliers;      // Granite's four
     bool query_pre_attn_scalar; // 256 where absent
     double attn_cap, final_cap; // attn_logit_softcapping, final_logit_softcapping; NO_CAP: none; 0: no such member
 };
 
 __BEGIN_DECLS
-// Returns the row of an architecture; a constant.
 const struct architecture_traits *architecture_traits_of(enum architecture a);
 
-// The shortest decimal that reads back as the same double.
 struct huggingface_number {
     char text[32];
 };
 // Returns the shortest decimal that reads back as the value.
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = which layers an option's valid text marks. none: all are `others`. A number N: every N-th layer
-// is !others, the rest `others`. A list: its ones are marked. `others` is false for --no-rope-freq, whose marks mean no
-// RoPE, and true for --window-attn-skip-freq, whose marks mean a window.
+// marks (num_layers) = which layers an option's valid text marks. none: all are `others`; N: every N-th is !others; a
+// list: its ones. others: false for --no-rope-freq, whose marks mean no RoPE, true for --window-attn-skip-freq, whose
+// marks mean a window.
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
 // Returns the shortest text from which huggingface_marks makes these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
-// Adds the default of each option of huggingface_own_options that is not set, so that a command line that says
-// otherwise contradicts the file.
+// Adds defaults of huggingface_own_options that are not set, so that a contrary command line contradicts the file.
 void huggingface_set_defaults(struct huggingface_config *h);
 
 // Writes the members of rotary settings of architecture `a`, whose row is `t`, into the open object.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);
-// Adds the settings of rotary positions to `h`, by `root`, the config.json. h's architecture, sizes and windows are set
-// already. Returns NULL, or what is wrong, in `error`.
+// Adds the rotary settings of `root`, the config.json, to h, whose architecture, sizes and windows are set already.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
-// Adds the settings that `root` says, a config.json of h->architecture, which is not ARCHITECTURE_OURS; vocab_size is
-// read elsewhere. Returns NULL, or what is wrong, in `error`.
+// Adds the settings that `root`, a config.json, says, except vocab_size; h->architecture is not ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
 // Writes the members that huggingface_read_members reads, except tie_word_embeddings, into the open object.

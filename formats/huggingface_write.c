@@ -8,8 +8,7 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
-// Returns the word for the activation in config.json; a constant. Some words mean another activation to a class with a
-// gate, or are unknown there.
+// Returns config.json's word for the activation, a constant; a class with a gate may not know it, or mean another.
 static const char *activation_word(const struct config *c) {
     switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
@@ -21,7 +20,6 @@ static const char *activation_word(const struct config *c) {
     __builtin_unreachable();
 }
 
-// Writes a GPT-2's members, under its own names.
 static void write_gpt2(struct json *json, const struct config *c) {
     json_int(json, "n_layer", c->model.num_layers);
     json_int(json, "n_embd", c->model.hidden_size);
@@ -36,8 +34,6 @@ static void write_gpt2(struct json *json, const struct config *c) {
     json_decimal(json, "attn_pdrop", c->model.attention_dropout);
     json_bool(json, "scale_attn_weights", true);
 }
-
-// ---- rotary positions ----
 
 // Writes the member `key`, an array of the numbers in a list with commas.
 static void write_numbers(struct json *json, const char *key, const char *list) {
@@ -58,7 +54,6 @@ static void write_yarn(struct json *json, const struct config *c) {
         json_decimal_double(json, "mscale_all_dim", c->model.yarn_mscale_all_dim);
     }
 }
-// Whether longrope's factor follows from the lengths.
 static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
@@ -98,8 +93,7 @@ static void write_scaling(struct json *json, const struct config *c, bool phi3) 
     if (c->model.rope_attention_factor != 0)
         json_decimal_double(json, "attention_factor", c->model.rope_attention_factor);
 }
-// Writes an object `key` of rotary settings as transformers 5 reads them: the scaling, theta, and the rotated fraction
-// where the class has it.
+// Writes rotary settings as transformers 5 reads them: scaling, theta, and the rotated fraction if the class has it.
 static void write_parameters(struct json *json, const char *key, const struct config *c,
                              const struct architecture_traits *t) {
     json_object_begin(json, key);
@@ -153,8 +147,6 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
     json_object_end(json);
 }
 
-// ---- which layers ----
-
 // Writes layer_types and sliding_window, a number even without windows where the class makes both masks in any case.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
@@ -183,7 +175,6 @@ static void write_windows(struct json *json, const struct config *c, const struc
     }
     free(marks);
 }
-// Writes no_rope_layers, with a number for each layer.
 static void write_no_rope_layers(struct json *json, const struct config *c) {
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)
@@ -195,8 +186,6 @@ static void write_no_rope_layers(struct json *json, const struct config *c) {
     json_array_end(json);
     free(marks);
 }
-
-// ---- factors ----
 
 // Returns the shortest x with 1 / x == reciprocal; where there is none, a number near it.
 static double reciprocal_of(double reciprocal) {
@@ -211,7 +200,6 @@ static double reciprocal_of(double reciprocal) {
         }
     return near;
 }
-// Writes Granite's four factors, under its names.
 static void write_multipliers(struct json *json, const struct config *c) {
     json_decimal_double(json, "embedding_multiplier", c->model.embedding_multiplier);
     json_decimal_double(json, "residual_multiplier", c->model.residual_multiplier);
@@ -227,10 +215,7 @@ static void write_cap(struct json *json, const char *key, double cap) {
         json_decimal_double(json, key, cap);
 }
 
-// ---- the rest ----
-
-// Writes the members of a class of Llama's form that classes of other forms lack or name otherwise, except rotary
-// settings.
+// Writes members that only classes of Llama's form have, or so name, except rotary settings.
 static void write_llama(struct json *json, const struct config *c, const struct architecture_traits *t,
                         enum architecture a) {
     const bool gemma_later = t->gemma && t->query_pre_attn_scalar;

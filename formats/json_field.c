@@ -26,13 +26,11 @@ static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;
 }
-// Whether the next character, after white space, is this one.
 static bool is_next(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *scan->at == character;
 }
 
-// Takes a character, with the white space before it, if it is the next one.
 static bool take_if_next(struct json_scan *scan, int character) {
     return is_next(scan, character) && take(scan, character);
 }
@@ -134,7 +132,6 @@ static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_
     return false;
 }
 
-// Takes one digit or more.
 static bool take_digits(struct json_scan *scan) {
     const unsigned char *begin = scan->at;
     while (scan->at < scan->end && *scan->at >= '0' && *scan->at <= '9')
@@ -162,7 +159,6 @@ static bool scan_number(struct json_scan *scan) {
     return scan->at - begin <= LONGEST_NUMBER;
 }
 
-// Takes an object's member. field: as in scan_value.
 static bool scan_member(struct json_scan *scan, const char *field, int depth) {
     const unsigned char *key = scan->at + 1;
     size_t unused;

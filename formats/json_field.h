@@ -5,12 +5,10 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Finds the string that a line (bytes), one JSON object, has in a field: text (*text_bytes; room for `bytes`). `field`:
-// its name, or names that dots separate for an object within an object, "meta.text".
-//
-// False: the line is malformed or has no such text, or the line is none that this function decides, so that a parser
-// must: a key with an escape, the field twice, half of a surrogate pair, NaN, a number of hundreds of digits, objects
-// nested deeper than 64. Where the function returns true, json.loads of Python finds the same text.
+// Finds the string that a line (bytes), one JSON object, has in a field, a name, or names that dots separate for an
+// object within an object, "meta.text": text (*text_bytes; room for `bytes`). False: the line is malformed, has no such
+// text, or is one that a parser must decide: a key with an escape, the field twice, half of a surrogate pair, NaN, a
+// number of hundreds of digits, objects nested deeper than 64. Where true, json.loads of Python finds the same text.
 bool json_field_find(unsigned char *text, size_t *text_bytes, const unsigned char *line, size_t bytes,
                      const char *field);
 __END_DECLS

@@ -15,8 +15,7 @@ struct llmc_header {
 };
 
 __BEGIN_DECLS
-// Parses the header from `data`, the first `available` bytes of a file of file_bytes. `name`: the file, for messages.
-// Returns NULL, or what is wrong, in `error`.
+// Parses the header in `data`, the first `available` bytes of a file of file_bytes. Returns NULL or the problem.
 const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                        const char *name, struct error_text *error);
 // *h = the options of the model that `header` describes, as from a config.json; huggingface_free frees them.

@@ -67,10 +67,7 @@ char *manifest_text(const struct manifest *manifest, size_t *bytes) {
     return NULL;
 }
 
-// ---- the parser ----
-
-// Refuses a value that is no object with exactly the three members `keys` (duplicates are refused by jansson). `what`
-// names it in messages. Returns NULL, or a text in `error`, without the file's name.
+// Refuses all but an object of exactly the members `keys` (jansson refuses duplicates); errors lack the file's name.
 static const char *manifest_members(const json_t *object, const char *const keys[3], const char *what,
                                     struct error_text *error) {
     if (!json_is_object(object))
@@ -87,8 +84,7 @@ static const char *manifest_members(const json_t *object, const char *const keys
     return NULL;
 }
 
-// *value = the member `key`, an integer that is not negative. jansson refuses those that 64 bits can't hold. Returns
-// NULL, or a text in `error`, without the file's name.
+// *value = the member `key`, an integer that is not negative; jansson refuses those that 64 bits can't hold.
 static const char *manifest_count(int64_t *value, const json_t *object, const char *key, const char *what,
                                   struct error_text *error) {
     const json_t *const member = json_object_get(object, key);
@@ -98,8 +94,7 @@ static const char *manifest_count(int64_t *value, const json_t *object, const ch
     return NULL;
 }
 
-// Adds the file that entry `number` of the list describes to the manifest. Returns NULL, or a text in `error`, without
-// the file's name.
+// Adds the file that entry `number` of the list describes to the manifest.
 static const char *manifest_parse_file(struct manifest *manifest, const json_t *entry, int number,
                                        struct error_text *error) {
     static const char *const keys[] = {"name", "bytes", "xxh3_128"};
@@ -132,8 +127,7 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
-// Fills the empty manifest from the file's value. Returns NULL, or a text in `error`, without the file's name: the
-// manifest may then hold some files.
+// Fills the empty manifest from the file's value; after an error it may hold some files.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

@@ -1,7 +1,5 @@
 // manifest.json of a checkpoint's folder: which files belong to it, how long each is, and its hash.
-//
 //   {"version": 1, "step": 1000, "files": [{"name": "model.safetensors", "bytes": 497774208, "xxh3_128": "0f3a..."}]}
-//
 // The hash is the 128-bit XXH3 as `xxhsum -H128` prints it, so that a checkpoint can be checked by hand.
 #pragma once
 #include "runtime/files/hash.h"         // HASH128_DIGITS
@@ -43,7 +41,6 @@ void manifest_free(struct manifest *manifest);
 bool manifest_name_is_allowed(const char *name);
 // Returns the entry of that name, valid until manifest_add or manifest_free; NULL: none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
-// Adds an entry of that name, its other fields zero, and returns it, valid until the next call; NULL: out of memory.
-// Neither the name nor MANIFEST_FILES is checked here.
+// Adds an entry, else zero, unchecked against MANIFEST_FILES; valid until the next call. NULL: out of memory.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);
 __END_DECLS

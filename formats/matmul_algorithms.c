@@ -31,10 +31,6 @@ char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const c
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
-
-// What is left of a line.
 struct algorithms_line {
     const char *at, *end;
     int number; // from 1
@@ -43,15 +39,13 @@ struct algorithms_line {
 };
 enum { ALGORITHMS_VALUE = 160 }; // bytes of the longest value, with a 0 after it
 
-// Returns the text of an error, in line->error: the file, the line, what was expected, and how the line goes on
-// instead.
+// Returns the text of an error, in line->error: what was expected, and how the line goes on instead.
 static const char *algorithms_wrong(const struct algorithms_line *line, const char *expected) {
     const size_t left = (size_t)(line->end - line->at);
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// value = the text after "key=", up to a space, which is taken too; `last`: up to the end of the line. Returns NULL,
-// and the line begins after what was taken, or what is wrong, in line->error.
+// value = the text after "key=", taken from the line up to a space, which is taken too, or with `last` to its end.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -98,7 +92,6 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
     snprintf(expected, sizeof expected, "%s= and microseconds", key);
     return algorithms_wrong(&before, expected);
 }
-// Returns the value of a hexadecimal digit in lower case; -1: none.
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }

@@ -1,10 +1,8 @@
 // matmul_algorithms.txt: the fastest algorithm found for each of a run's matrix products (--matmul-tuning). The file is
 // in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
-//
 //   train_gpt matmul algorithms 3
 //   library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3
 //   rows=8192 cols=2304 ... fused=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
-//
 // Each product has a line: the numbers that its algorithm depends on, under names that the caller gives; what was
 // found; and the algorithm as the library's 64 bytes, which only the same version of the library can read.
 #pragma once
@@ -42,7 +40,6 @@ __BEGIN_DECLS
 const char *matmul_algorithms_parse(struct matmul_algorithms *algorithms, const char *const *key_names,
                                     const unsigned char *data, uint64_t bytes, const char *name,
                                     struct error_text *error);
-// Returns the file's text, of *bytes, which the caller frees; NULL: out of memory. key_names [MATMUL_ALGORITHMS_KEY]:
-// the names of a product's numbers.
+// Returns the file's text, of *bytes, which the caller frees; NULL: out of memory.
 char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes);
 __END_DECLS

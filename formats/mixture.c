@@ -10,8 +10,6 @@
 
 static const char SPACES[] = " \t\n\r\v\f";
 
-// ---- the text ----
-
 // The number of bytes of the word at the start of a text, which ends at a space that no backslash precedes.
 static size_t word_length(const char *text) {
     size_t n = 0;
@@ -29,7 +27,6 @@ static char *next_word(const char **text, const char *option) {
         fail("%s: out of memory", option);
     return word;
 }
-// Whether a word is a number, *value.
 static bool is_number(const char *word, double *value) {
     char *end;
     *value = strtod(word, &end);
@@ -47,12 +44,9 @@ bool mixture_is_named(const char *text) {
     return number && at[strspn(at, SPACES)] != '\0';
 }
 
-// ---- names ----
-
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// name = the last `folders` + 1 components of a pattern, without what is only there to match: wildcards, the ending,
-// separators at the ends. Returns whether the pattern has more components.
+// name = a pattern's last `folders` + 1 components, without wildcards, ending, outer separators; false: it has no more.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -107,13 +101,10 @@ static void name_parts(struct mixture *mixture) {
     }
 }
 
-// ---- weights ----
-
 // Returns the largest number that divides a and b; the other one where one is 0.
 static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-// Sets the parts' integer weights in the ratios of `weights` (count): exactly where these are decimals of few digits,
-// else to a billionth of their sum. A weight above 0 stays above 0.
+// Sets integer weights by `weights` (count): exactly for decimals of few digits, else to 1e-9 of their sum, none to 0.
 static void set_weights(struct mixture *mixture, const double *weights) {
     double sum = 0, scale = 1;
     bool exact = false;
@@ -137,9 +128,6 @@ static void set_weights(struct mixture *mixture, const double *weights) {
         mixture->parts[i].weight /= divisor;
 }
 
-// ---- parsing ----
-
-// Sets the only part of a text that names no mixture.
 static void parse_one(struct mixture *mixture, const char *text) {
     mixture->parts[0].pattern = text_copy(text);
     mixture->parts[0].weight = 1;
@@ -198,17 +186,13 @@ bool mixture_any(const char *text, const char *option, char *path, size_t size) 
     return found;
 }
 
-// ---- the order ----
-
-// Returns the sum of the weights.
 static uint64_t weights_of(const struct mixture *mixture) {
     uint64_t sum = 0;
     for (int i = 0; i < mixture->count; i++)
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part of the next sample, of which taken[i] (count) samples of each part are taken: the lowest
-// (2 taken + 1) / weight. Weights and taken are below 2^31.
+// Returns the next sample's part, of the lowest (2 taken + 1) / weight; taken (count): so far. All are below 2^31.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {

@@ -1,5 +1,4 @@
 // A mixture of sets of token shards, as '0.7 web_*.bin 0.3 code_*.bin' names it: which set a sample of the run is of.
-//
 // Weights count samples. They become integers, and the order follows only from these: the samples j = 0, 1, ... of set
 // i are put in order by (2j + 1) / weight_i, ties by i. So after n samples of the run a set with the share w of the
 // weights has given w n samples, give or take one or two. No state is kept: the place of any sample is computed, by
@@ -38,8 +37,7 @@ bool mixture_is_named(const char *text);
 // program, by a message that begins with `option`. A backslash keeps a space in a pattern.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
-// path (size bytes) = a file that one of the text's patterns matches; false: none does, or its name is too long. A text
-// that can't be parsed ends the program.
+// path (size bytes) = a file that one of the patterns matches; false: none, or too long. A bad text ends the program.
 bool mixture_any(const char *text, const char *option, char *path, size_t size);
 
 // Returns the place of a sample of the run, which is first_sample or later. Only the parts' weights and `before` count.

@@ -83,8 +83,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts the marks of one run, codes (count), none of class 0, stably by class; scratch (count). A counting sort, since
-// a run may have a million marks.
+// Sorts a run of marks, codes (count), none of class 0, stably by class; scratch (count). Counts: a million may come.
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;

@@ -15,9 +15,6 @@ void peft_config_free(struct peft_config *c) {
     memset(c, 0, sizeof *c);
 }
 
-// ---- which settings ----
-
-// Read below.
 static const char *const read_keys[] = {"peft_type",
                                         "task_type",
                                         "r",
@@ -46,7 +43,6 @@ static bool is_off(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
 }
-// Returns a value in a form for messages.
 static struct json_shown shown(const json_t *value) {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
     struct json_shown s = json_show(text ? text : "?");
@@ -92,10 +88,7 @@ static const char *check_initialization(const json_t *root, const char *name, st
         name, shown(value).text);
 }
 
-// ---- which modules ----
-
-// Appends the name of a module to c->targets, with a comma in between; *used: the bytes there, without the 0. number:
-// the name's index in the list, for messages.
+// Appends a module's name to c->targets, of *used bytes, after a comma; number: its index in the list, for messages.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];
@@ -146,10 +139,7 @@ bool peft_name_matches(const char *name, size_t length, const char *module) {
            (whole == length || module[whole - length - 1] == '.');
 }
 
-// ---- reading ----
-
-// Fills the zeroed *c from the file's object. Returns NULL, or what is wrong, in `error`: the caller then frees what
-// was set.
+// Fills the zeroed *c from the file's object; after an error the caller frees what was set.
 static const char *read_root(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     int64_t rank;
     double alpha, dropout;
@@ -198,8 +188,6 @@ const char *peft_config_read(struct peft_config *c, const char *folder, struct e
     return problem;
 }
 
-// ---- writing ----
-
 // Writes lora_alpha, as an integer where it is one: peft declares it so, and takes any number.
 static void write_alpha(struct json *json, float alpha) {
     if (alpha == floorf(alpha))
@@ -207,7 +195,6 @@ static void write_alpha(struct json *json, float alpha) {
     else
         json_float(json, "lora_alpha", alpha);
 }
-// Writes target_modules from peft_config's targets: the one text, or a list.
 static void write_targets(struct json *json, const char *targets) {
     char name[512];
     if (strcmp(targets, PEFT_ALL_LINEAR) == 0) {

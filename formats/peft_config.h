@@ -1,10 +1,7 @@
-// adapter_config.json of a folder of LoRA adapters as peft has it. run/adapters.cuh does the same for its tensors.
-//
-// A setting that changes the result and that this program does not have is refused by its name, as is an unknown
-// setting, unless it is off (null, false, an empty list or object).
-//
-// Names: peft's src/peft/tuners/lora/config.py. Functions that return a text return NULL when all is well, else what is
-// wrong, in `error` (runtime/machine/error_text.h).
+// adapter_config.json of a folder of LoRA adapters as peft has it (peft's src/peft/tuners/lora/config.py).
+// run/adapters.cuh does the same for its tensors. A setting that changes the result and that this program does not have
+// is refused by its name, as is an unknown setting, unless it is off (null, false, an empty list or object). Functions
+// with an `error` return NULL when all is well, else what is wrong, in `error`.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -28,11 +25,10 @@ struct peft_config {
 };
 
 __BEGIN_DECLS
-// Reads an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success the caller
-// calls peft_config_free; on failure nothing is held, and the call is harmless.
+// Parses an adapter_config.json, `name`, any bytes. peft_config_free frees *c, which holds nothing after an error.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
-// Reads the adapter_config.json of a folder. On success the caller calls peft_config_free; on failure nothing is held.
+// Reads the adapter_config.json of a folder, as peft_config_parse does.
 const char *peft_config_read(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
 // Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.

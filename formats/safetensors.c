@@ -40,7 +40,6 @@ static const struct safetensors_dtype_row {
 };
 enum { SAFETENSORS_DTYPES = sizeof safetensors_dtypes / sizeof *safetensors_dtypes };
 
-// Returns the row of a type. Of two rows the later one's tensors stand first in a file.
 static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensors_dtype dtype) {
     for (int i = 0; i < SAFETENSORS_DTYPES; i++)
         if (safetensors_dtypes[i].dtype == dtype)
@@ -63,7 +62,6 @@ static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uin
 struct safetensors_shape_text {
     char text[SAFETENSORS_MAX_DIMS * 22 + 3];
 };
-// Returns a shape (dims) in words.
 static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
     struct safetensors_shape_text shown = {"("};
     for (int i = 0; i < dims; i++)
@@ -72,14 +70,11 @@ static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shap
     return shown;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
-// Orders tensors by name, for qsort and bsearch.
 static int safetensors_by_name(const void *a, const void *b) {
     return strcmp(((const struct safetensors_tensor *)a)->name, ((const struct safetensors_tensor *)b)->name);
 }
-// Orders tensors by their offset in the data, for qsort.
 static int safetensors_by_offset(const void *a, const void *b) {
     const struct safetensors_tensor *x = (const struct safetensors_tensor *)a,
                                     *y = (const struct safetensors_tensor *)b;
@@ -106,7 +101,6 @@ static const char *safetensors_parse_dtype(enum safetensors_dtype *dtype, const 
                         json_show(text).text);
 }
 
-// Sets the tensor's dims and shape from its description. `place`: file and tensor, for messages.
 static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, const json_t *description,
                                            const char *place, struct error_text *error) {
     json_t *shape;
@@ -128,8 +122,7 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     return NULL;
 }
 
-// Fills a tensor from its description in the header, and checks that its bytes fit its type and shape. tensor->name
-// becomes `key`, which stays the header's.
+// Fills a tensor from its description and checks that its bytes fit type and shape; its name stays `key`, the header's.
 static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, const char *key,
                                             const json_t *description, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];
@@ -183,8 +176,7 @@ static const char *safetensors_parse_metadata(const json_t *metadata, const char
     return NULL;
 }
 
-// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Leaves the
-// tensors sorted by offset.
+// Checks that every byte of the data is one tensor's: no holes, overlaps or rest. Leaves the tensors sorted by offset.
 static const char *safetensors_check_offsets(struct safetensors *file, const char *name, struct error_text *error) {
     uint64_t next = 0;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_by_offset);
@@ -231,8 +223,7 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// *length = the length of the JSON, from the first 8 bytes (or fewer, where the file is shorter) of a file of
-// `file_bytes`.
+// *length = the length of the JSON, by the first 8 bytes (or fewer, of a shorter file) of a file of file_bytes.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)
@@ -285,8 +276,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
     return problem;
 }
 
-// Reads the header of the open file and fills *file, except its path and fd. The caller closes fd; after an error
-// nothing is held.
+// Fills *file, except path and fd, from the open file's header. The caller closes fd; after an error nothing is held.
 static const char *safetensors_read_header(struct safetensors *file, int fd, uint64_t file_bytes, const char *path,
                                            struct error_text *error) {
     unsigned char first[8] = {0};
@@ -407,8 +397,7 @@ bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensor
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Orders tensors for qsort as a file holds them: by type, then by name.
 static int safetensors_by_place(const void *a, const void *b) {
@@ -419,8 +408,7 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts the tensors into the file's order (by type, the widest first, then by name), and sets their begin and bytes and
-// *data_bytes. Two tensors of one name are an error, as is a file of 2^63 bytes.
+// Sorts the tensors into the file's order, sets begin, bytes and *data_bytes. Equal names, or 2^63 bytes, are errors.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);
@@ -439,8 +427,7 @@ static const char *safetensors_place(struct safetensors_tensor *tensors, int cou
     return NULL;
 }
 
-// Writes the header's JSON; the tensors are in the file's order, and their begin and bytes are set. Errors stay in
-// `out`.
+// Writes the header's JSON, of tensors from safetensors_place. Errors stay in `out`.
 static void safetensors_write_json(FILE *out, const struct safetensors_tensor *tensors, int count,
                                    const struct safetensors_pair *metadata, int pairs) {
     fputs(pairs ? "{\"__metadata__\":{" : "{", out);
@@ -494,15 +481,12 @@ const char *safetensors_lay_out(struct safetensors_layout *layout, struct safete
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors.index.json
+// ---- model.safetensors.index.json ----
 
-// Orders an index's entries by the tensor's name, for qsort and bsearch.
 static int safetensors_by_tensor(const void *a, const void *b) {
     return strcmp(((const struct safetensors_index_entry *)a)->tensor,
                   ((const struct safetensors_index_entry *)b)->tensor);
 }
-// Orders pointers to texts, for qsort.
 static int safetensors_by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -517,8 +501,7 @@ void safetensors_index_close(struct safetensors_index *index) {
     memset(index, 0, sizeof *index);
 }
 
-// Fills the index's entries and files from weight_map, which owns their names. After an error the caller closes the
-// index.
+// Fills entries and files from weight_map, which owns their names. After an error the caller closes the index.
 static const char *safetensors_index_parse_map(struct safetensors_index *index, json_t *map, const char *name,
                                                struct error_text *error) {
     char place[sizeof error->text / 2];

@@ -1,13 +1,10 @@
 // safetensors: tensors in a file, and the index of a model in several files. https://github.com/huggingface/safetensors
-//
 //     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
 //     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
-//
 // Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
 // header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
 // that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
 // for byte as it writes them.
-//
 // Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
@@ -59,35 +56,28 @@ struct safetensors {
 };
 
 __BEGIN_DECLS
-// Returns the name of a type in files, as BF16; a constant.
-const char *safetensors_dtype_name(enum safetensors_dtype dtype);
-uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an element
+const char *safetensors_dtype_name(enum safetensors_dtype dtype); // "BF16"; a constant
+uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype);   // bytes of an element
 
-// ---- reading ----
-// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, and closing is
-// harmless.
+// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, closing is harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// Parses untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`, with the whole
-// header where the file has it, and is not needed afterwards. On success the caller closes *file, from which
-// safetensors_read can't read; on failure nothing is held.
+// Parses untrusted bytes: `data` has the first `available` of file_bytes, with the whole header where the file has it,
+// and is not needed afterwards. The rest is safetensors_open's, but safetensors_read can't read from *file.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor of that name, of any type, which must be there with exactly that shape (dims); valid until the
-// file is closed. `name`: the file, for messages.
+// *result = the tensor of that name, which must be there with that shape (dims); valid until the file is closed.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
 // Returns the value of a key of __metadata__, valid until the file is closed; NULL: none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
-// out (bytes) = bytes of a tensor of a file that safetensors_open has opened, from `offset` in the tensor on. Several
-// threads may call it at once.
+// out (bytes) = bytes from `offset` on in a tensor of a file that safetensors_open opened. Threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
                              uint64_t bytes, void *out, struct error_text *error);
-// out (n) = the n elements in `raw`, which need not be aligned: exactly, except F64, which is rounded to nearest. False
-// for types that are not floating-point types of two bytes or more.
+// out (n) = raw's elements, maybe unaligned, F64 rounded to nearest. False: no floating-point type of 2 bytes or more.
 bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n);
 
 // ---- writing: the header is laid out first; the data then follows in the order of the sorted tensors ----
@@ -98,9 +88,9 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Plans a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and bytes.
-// The caller frees layout->header, which is NULL after an error. `metadata` is written in the order given; Hugging
-// Face's readers expect "format": "pt". `name`: the file, for messages.
+// Plans a file of tensors whose name, dtype, dims and shape are set: sorts them, and sets begin and bytes. The caller
+// frees layout->header, NULL after an error. metadata is written in this order; Hugging Face's readers expect "format":
+// "pt".
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);
@@ -119,8 +109,7 @@ struct safetensors_index {
 };
 // Opens an index. On success the caller closes it; on failure nothing is held, and closing is harmless.
 const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error);
-// Parses the bytes of an index, which are not needed afterwards. On success the caller closes it; on failure nothing is
-// held. `name`: the file, for messages.
+// Parses an index's bytes, which are not needed afterwards, as safetensors_index_open does. name: for messages.
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);
 void safetensors_index_close(struct safetensors_index *index);

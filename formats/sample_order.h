@@ -37,18 +37,15 @@ uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
 // Returns the image of `index` under a keyed permutation of 0..n-1.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 
-// Fills the zeroed *order, with all shards from the start; sample_order_close frees what it owns. windows (num_files)
-// stays the caller's, and must stay. Ends the program where memory is out.
+// Fills the zeroed *order, which sample_order_close frees. windows (num_files) must stay. No memory ends the program.
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);
 // Copies first_epoch and files of `count` (at least 1) changes; derives the rest. Ends the program where memory is out.
 void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
-// Sets the changes of a run that is at `sample` (at least one change; only first_epoch and files are read). Shards that
-// were added since the last change are used from the first epoch that has not begun. Ends the program where memory is
-// out.
+// Sets the changes of a run that is at `sample`, as sample_order_set_changes does. Shards that were added since the
+// last change are used from the first epoch that has not begun.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
-// Finds the shard of a sample, and the window in that shard.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
 // Returns the epochs before a sample, from 0 on: *part (unless NULL) is the part of the current epoch, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);

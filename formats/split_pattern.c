@@ -27,8 +27,7 @@ struct split_search {
     pcre2_jit_stack *stack;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// From Oniguruma's language to PCRE2's.
+// ---- from Oniguruma's language to PCRE2's ----
 
 struct split_rewrite {
     const char *in, *end;
@@ -51,11 +50,9 @@ static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
     memcpy(r->out + r->length, text, bytes);
     r->length += bytes;
 }
-// Appends a text as split_put does.
 static void split_puts(struct split_rewrite *r, const char *text) { split_put(r, text, strlen(text)); }
 
-// Writes ranges of characters: unchanged within a class, where `negated` has no effect, else as a class of their own,
-// which may be negated.
+// Writes ranges of characters: as they are within a class, where `negated` has no effect, else as a (negated) class.
 static void split_put_class(struct split_rewrite *r, const char *ranges, bool negated) {
     split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
     split_puts(r, ranges);
@@ -72,9 +69,8 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes the general category that the first `letters` letters of `category` name, or all characters outside of it.
-// Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are listed; their complement within
-// a class is refused.
+// Writes the general category of `category`'s first `letters` letters, or all other characters. Where PCRE2's Unicode
+// is older than the `tokenizers` package's, newer characters are listed; their complement within a class is refused.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;
@@ -128,8 +124,7 @@ static void split_copy_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Writes the code point at r->in, after its letter, as \x{...}: with `braces` {1 to 6 hex digits}, as of \x, else four
-// digits, as of \u. Sets r->problem where these are not there.
+// Writes the code point at r->in as \x{...}: with `braces` \x's {1 to 6 hex digits}, else \u's 4, or sets r->problem.
 static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
@@ -195,8 +190,7 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Copies {3}, {1,} or {1,3}. Oniguruma reads a + after the braces as another repetition, and {,3} as {0,3}: these are
-// refused.
+// Copies {3}, {1,} or {1,3}. Refuses {n}+, to Oniguruma another repetition, and {,3}, which it reads as {0,3}.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;
@@ -228,7 +222,6 @@ static void split_in_class(struct split_rewrite *r) {
     split_put(r, r->in++, 1);
 }
 
-// Copies the beginning of a class, [ or [^.
 static void split_begin_class(struct split_rewrite *r) {
     split_put(r, r->in++, 1);
     if (r->in < r->end && *r->in == '^')
@@ -259,15 +252,13 @@ static void split_outside_class(struct split_rewrite *r) {
     }
 }
 
-// Whether the linked PCRE2 has a Unicode older than 16.
 static bool split_pcre2_is_old(void) {
     char version[64] = "";
     return pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > (int)sizeof version ||
            pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version) < 0 || atoi(version) < 16;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Compiling and searching.
+// ---- compiling and searching ----
 
 void split_pattern_free(struct split_pattern *pattern) {
     if (pattern)
@@ -275,7 +266,6 @@ void split_pattern_free(struct split_pattern *pattern) {
     free(pattern);
 }
 
-// Compiles a pattern in PCRE2's language into pattern->code. Returns NULL, or what is wrong, in `error`.
 static const char *split_compile(struct split_pattern *pattern, const char *regex, size_t bytes, const char *name,
                                  struct error_text *error) {
     int problem = 0;
@@ -297,7 +287,6 @@ static const char *split_compile(struct split_pattern *pattern, const char *rege
 }
 
 // *rewritten = the pattern in PCRE2's language, of *rewritten_bytes, which the caller frees, after an error too.
-// Returns NULL, or what is wrong, in `error`.
 static const char *split_translate(const char *regex, size_t bytes, char **rewritten, size_t *rewritten_bytes,
                                    const char *name, struct error_text *error) {
     struct split_rewrite rewrite;

@@ -1,9 +1,7 @@
 // The regular expression by which a tokenizer splits text, run by PCRE2.
-//
 // tokenizer.json's patterns are written for Oniguruma. Syntax that both engines read the same way is accepted. What
 // differs is rewritten (white space; characters newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h,
 // nested classes, options other than (?i:...), {n}+ and so on. The meaning of a pattern never changes silently.
-//
 // Texts must be well-formed UTF-8. Errors are texts in `error` (runtime/machine/error_text.h).
 #pragma once
 #include <stdbool.h>   // bool
@@ -16,14 +14,12 @@ struct split_pattern; // a compiled pattern
 struct split_search;  // the memory and the limits that one thread searches with
 
 __BEGIN_DECLS
-// *pattern = regex (bytes, with a 0 after them) compiled, which split_pattern_free frees; NULL after an error. `name`:
-// the file, for messages. Returns NULL, or what is wrong, in `error`.
+// *pattern = regex (bytes, then a 0) compiled, which split_pattern_free frees; NULL after an error. name: for messages.
 const char *split_pattern_compile(struct split_pattern **pattern, const char *regex, size_t bytes, const char *name,
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// Allocates the memory for searching texts of at most `longest` bytes, which split_search_free frees; NULL: out of
-// memory.
+// Allocates memory to search texts of at most `longest` bytes, which split_search_free frees; NULL: out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
 // Finds the first match from byte `from` on, at which a character begins: returns 1 and its bytes [*begin, *end), which

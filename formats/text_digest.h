@@ -5,6 +5,6 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Returns the digest of `count` bytes as a little-endian number: int.from_bytes(hashlib.blake2b(bytes, digest_size=8).digest(), "little").
+// Returns int.from_bytes(hashlib.blake2b(bytes, digest_size=8).digest(), "little") of `count` bytes.
 uint64_t text_digest(const void *bytes, uint64_t count);
 __END_DECLS

@@ -114,8 +114,7 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that every sequence begins where the sequence before it ends, so that the .bin is one run of tokens, documents
-// in order. Megatron's writers produce nothing else.
+// Checks that each sequence begins where its predecessor ends, as Megatron writes them: the .bin is one run of tokens.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -210,8 +209,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
     return NULL;
 }
 
-// Fills *file, except its path, from the header of the shard at `path`: one to finetune on or llm.c's, by its first
-// bytes.
+// Fills *file, except its path, from the header of a shard to finetune on or of llm.c, told by its first bytes.
 static const char *shard_open(struct token_file *file, const char *path, struct error_text *error) {
     unsigned char header[LLMC_HEADER_BYTES];
     int fd;
@@ -243,14 +241,12 @@ static const char *map_index(const unsigned char **index, uint64_t *bytes, const
     *index = (const unsigned char *)map;
     return NULL;
 }
-// Unmaps map_index's index; does nothing for NULL.
 static void unmap_index(const unsigned char *index, uint64_t bytes) {
     if (index)
         munmap((void *)index, bytes);
 }
 
-// Fills *file, except its path, from a dataset of Megatron's. The index is mapped only while it is read: with 12 bytes
-// a sequence it may have gigabytes.
+// Fills *file, except its path, from Megatron's dataset. Its index, maybe gigabytes, is mapped only while it is read.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;
@@ -338,7 +334,6 @@ const char *token_file_open(struct token_file *file, const char *path, struct er
     return file->path ? NULL : error_format(error, "%s: out of memory", path);
 }
 
-// The loop of tokens_widen for one type of tokens.
 #define TOKENS_WIDEN(TYPE)                                                                                             \
     for (int i = 0; i < n; i++) {                                                                                      \
         TYPE value;                                                                                                    \

@@ -1,9 +1,7 @@
 // Files of tokens: llm.c's shards, Megatron-LM's datasets, and shards to finetune on (formats/finetune_shard.h): their
 // layout, and reading a range of tokens.
-//
 // A header of 256 int32 has in its ints 24..31 the digest of the tokenizer that made the file, or zeros, and in int 32
 // a number above every id of this tokenizer, or 0; llm.c reads the first three of its shards only.
-//
 // Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
 // are 64 bits everywhere, since shards may exceed 2 GiB.
 #pragma once
@@ -34,45 +32,36 @@ struct token_file {
 };
 
 __BEGIN_DECLS
-// Returns the name of a format in messages; a constant.
-const char *token_format_name(enum token_format format);
-// Returns the name of a type in messages, as uint16; a constant.
-const char *token_type_name(enum token_type type);
-// The number of bytes of a token.
-uint64_t token_type_bytes(enum token_type type);
+const char *token_format_name(enum token_format format); // in messages; a constant
+const char *token_type_name(enum token_type type);       // in messages, as uint16; a constant
+uint64_t token_type_bytes(enum token_type type);         // of a token
 
-// Finds the format and layout of the file at `path`, and fills the zeroed *file: Megatron's .bin where its .idx is
-// beside it, otherwise a shard of llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file
-// owns.
+// Finds format and layout of the file at `path`, and fills the zeroed *file, which token_file_close frees: Megatron's
+// .bin where its .idx is beside it, else a shard of llm.c or one to finetune on. Nothing stays open.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
 // *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
 // was written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
-// where they were read, and for files of other formats.
+// Reads where a Megatron dataset's documents begin into file->documents, 8 bytes each; once, and not of other formats.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
-// out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
-// room for n tokens of the file's type.
+// out (n) = tokens first..first+n-1 of the file, open as `fd`, checked against the vocabulary. raw: room for as many.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
 // Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
-// ---- the parsers: bytes in memory, none of them trusted. They set the members of `file` that its format has, but not
-// path, documents, num_documents and digest. name: the file's, for messages ----
-// Parses the header of a shard of llm.c of file_bytes, of which `data` holds the first data_bytes: the whole header
-// where the file is that long.
+// ---- the parsers, of untrusted bytes in memory: they set what `file`'s format has, but no path, documents, digest
+// ----
+// Parses the header of a shard of llm.c of file_bytes; data: the first data_bytes, the whole header if the file has it.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
 // Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Allocates and fills the documents of `file`, from an index that megatron_index_parse has accepted. Documents without
-// tokens are left out.
+// Allocates and fills file's documents, but for empty ones, by an index that megatron_index_parse has accepted.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
-// out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
-// vocabulary, whose value is then in *outside.
+// out (n) = the tokens in `raw`, maybe unaligned. Returns n, or the first one's index outside the vocabulary, *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

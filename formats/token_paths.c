@@ -40,8 +40,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The number of bytes of a list's first pattern, which ends at a comma outside {a,b} that no backslash precedes; of the
-// whole list where that is a file's name.
+// The number of bytes of the first pattern, up to a comma outside {a,b} without a backslash; of a file's name, all.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))
@@ -89,7 +88,6 @@ bool paths_any(const char *patterns, char *path, size_t size) {
     return false;
 }
 
-// Orders pointers to paths byte by byte, for qsort.
 static int compare_paths(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }

@@ -48,8 +48,7 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files.
+// ---- files ----
 
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes) {
     static const char ending[] = "tokenizer.json";
@@ -89,8 +88,7 @@ bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes) {
     return file_beside_shard(shard_path, "tokenizer.json", path, path_bytes);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Ids to text.
+// ---- ids to text ----
 
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length) {
     *length = 0;

@@ -1,23 +1,19 @@
 // Text to token ids and back, by a tokenizer.json of Hugging Face: byte-level BPE, as in GPT-2, Llama 3 and Qwen2, and
-// byte-fallback BPE, SentencePiece's, as in Llama 2, Mistral 7B, Gemma and Phi-3.
+// byte-fallback BPE, SentencePiece's, as in Llama 2, Mistral 7B, Gemma and Phi-3. Functions with an `error` return NULL
+// when all is well, else what is wrong, in `error`. Parsers take any bytes.
 //
 // Ids are the `tokenizers` package's. Supported are BPE with ignore_merges; added tokens with lstrip and rstrip; a
 // template that puts tokens before and after the text. Of byte-level BPE: normalizer NFC or none; split patterns that
 // PCRE2 reads as Oniguruma does (formats/split_pattern.h), or GPT-2's; ByteLevel. Of byte-fallback BPE the three forms
-// of formats/tokenizer_fallback.h. Anything else is refused by name and never ignored: another model, as Unigram,
-// dropout, an unknown member. Only `truncation` and `padding` are ignored, as in prepare_data.py: they are about
-// batches, and no text is truncated here.
-//
-// An added token has the id that the file gives it. Where ids below it are unused, the package renumbers it;
-// prepare_data.py refuses such a file.
+// of formats/tokenizer_fallback.h. Anything else is refused by name: another model, as Unigram, dropout, an unknown
+// member. Only `truncation` and `padding` are ignored, as in prepare_data.py: they are about batches. An added token
+// has the id that the file gives it. Where ids below it are unused, the package renumbers it; prepare_data.py refuses
+// such a file.
 //
 // Text may be any bytes. Bytes that are not UTF-8, which the package does not take, become their byte tokens, so that
 // decoding gives them back. Where nothing is added (add_prefix_space), stripped (lstrip, rstrip) or composed (NFC),
 // decode(encode(text)) is the text. With byte fallback U+2581 comes back as a space, and a space that was put before
 // the text is left out again (tokenizer_strips_space).
-//
-// Functions that return a text return NULL when all is well, else what is wrong, in `error`
-// (runtime/machine/error_text.h). Parsers take any bytes.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -43,12 +39,11 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Reads the tokenizer.json at `path` into *tokenizer, which tokenizer_free frees; after an error there is nothing to
-// free. eos_token and bos_token are from the tokenizer_config.json beside it, else from the special_tokens_map.json.
+// Reads the tokenizer.json at `path`, which tokenizer_free frees (nothing after an error). eos_token and bos_token are
+// from the tokenizer_config.json beside it, else from the special_tokens_map.json.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// Parses the bytes of a tokenizer.json. end_of_text is then <|endoftext|>, else <|end_of_text|>, </s>, <eos>, else -1,
-// and begin_of_text -1. tokenizer_free frees *tokenizer; after an error there is nothing to free. `name`: the file, for
-// messages.
+// Parses a tokenizer.json, which tokenizer_free frees (nothing after an error). end_of_text is then <|endoftext|>, else
+// <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
 // Creates a tokenizer of bytes, which tokenizer_free frees: token i is byte i, and with vocab_size 257 the last one is
@@ -61,27 +56,23 @@ const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned 
                                     const char *name, struct error_text *error);
 void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
 
-// *path = the tokenizer.json beside a shard: for data/c_train_000.bin the first that is there of
-// data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False where none is, or path is too
-// short.
+// *path = the tokenizer.json beside a shard, data/c_train_000.bin: the first that is there of
+// data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False: none is, or path is too short.
 bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
-// *out = the file `sibling` beside `path`, PREFIXtokenizer.json, under the same prefix. False where path has another
-// name, no such file is there, or out is too short.
+// *out = the file `sibling` under path's prefix, PREFIXtokenizer.json; false: another name, no file, or out too short.
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
 // *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 where an error is returned.
 // Added tokens are found in the text, special ones too, as in the package.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error);
-// Encodes as tokenizer_encode does, and keeps the pieces' ids in `cache` (formats/piece_cache.h), which only one thread
-// and this tokenizer may use; NULL: no cache.
+// Encodes with a cache of pieces' ids (formats/piece_cache.h), of one thread and this tokenizer only; NULL: none.
 const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
                                     size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
                                     struct error_text *error);
 // Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// Returns the *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id.
-// A character may be spread over several tokens.
+// Returns a token's *length bytes, the tokenizer's, not ended by 0; NULL: no such id. A character may take several.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
 // Whether one space before a text is left out when the text is decoded, since encoding has put one there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);

@@ -100,9 +100,6 @@ static bool put_value(FILE *out, const json_t *value) {
     return true;
 }
 
-// ---- what is the default, or changes no ids ----
-
-// Sets a member that is absent.
 static void set_default(json_t *object, const char *name, const char *text) {
     if (!json_object_get(object, name))
         json_object_set_new(object, name, text ? json_string(text) : json_true());
@@ -134,8 +131,6 @@ static void settle(json_t *value) {
             settle(member);
 }
 
-// ---- tokens ----
-
 struct digest_token {
     int64_t id;
     const char *text;
@@ -149,7 +144,6 @@ static int compare_tokens(const void *a, const void *b) {
     const int order = memcmp(left->text, right->text, left->bytes < right->bytes ? left->bytes : right->bytes);
     return order ? order : (left->bytes > right->bytes) - (left->bytes < right->bytes);
 }
-// Sorts tokens and appends them, with their flags if that is asked for.
 static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, bool flags) {
     qsort(tokens, count, sizeof *tokens, compare_tokens);
     for (size_t i = 0; i < count; i++) {
@@ -203,8 +197,7 @@ static void put_merges(FILE *out, const json_t *merges, const json_t *vocab) {
     }
 }
 
-// Appends the added tokens, which then are members of `names`, too, but for texts with zeros, which no vocabulary here
-// has. False: out of memory.
+// Appends the added tokens, and adds them to `names` but for texts with zeros (in no vocabulary). False: out of memory.
 static bool put_added(FILE *out, const json_t *list, json_t *names) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const size_t count = json_array_size(list);
@@ -227,8 +220,7 @@ static bool put_added(FILE *out, const json_t *list, json_t *names) {
     return true;
 }
 
-// Appends what decides the ids of text without added tokens, which `names` has as members. Changes *root. False: out of
-// memory.
+// Appends what decides ids of text without added tokens (members of `names`); changes *root. False: out of memory.
 static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     json_t *merges = json_object_get(model, "merges"), *list = json_array();
@@ -255,8 +247,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     return room;
 }
 
-// hash = the beginning of SHA-256 of what `out`, opened on *data and *bytes, has been given; closes it. False: out of
-// memory.
+// hash = the beginning of SHA-256 of what `out`, on *data and *bytes, was given; closes it. False: out of memory.
 static bool end_half(unsigned char hash[TOKENIZER_DIGEST_HALF], FILE *out, char **data, size_t *bytes) {
     unsigned char whole[SHA256_BYTES];
     const bool written = fclose(out) == 0;

@@ -1,12 +1,10 @@
-// A hash of all in a tokenizer that decides the ids of text. The bytes of a tokenizer.json are no identity: Hugging Face's libraries write
-// the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that made them
-// (formats/token_file.h), and a model's folder has the tokenizer.json that it is compared with.
-//
+// A hash of all in a tokenizer that decides the ids of text: a tokenizer.json's bytes are no identity, since Hugging
+// Face's libraries write the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that
+// made them (formats/token_file.h), to be compared with the tokenizer.json in a model's folder.
 // `text` is of the model (but for unk_token and fuse_unk), the vocabulary without added tokens, merges as pairs of ids
 // by rank, normalizer and pre_tokenizer. `added` is of the added tokens: id, text and flags, but for `special`. Left out
 // is what changes no id of a training document: the template, the decoder, truncation, padding, and members that say
 // nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
-//
 // Each half is the beginning of SHA-256 of values in a row, little-endian: a text as 's', u32 bytes, the bytes; an
 // integer as 'i', i64; another number as 'd', double; true as 't', false as 'f', null as 'n'; a list as '[', u32 length,
 // its elements; an object as '{', u32 members, and each in the order of the names' bytes as a text and a value. `text`:
@@ -28,15 +26,11 @@ struct tokenizer_digest {
 };
 
 __BEGIN_DECLS
-// *digest, *vocabulary = what the 1024 bytes that a shard begins with have of them (formats/token_file.h); zeros and 0
-// where a shard has none.
+// *digest, *vocabulary = what a shard's first 1024 bytes have of them (formats/token_file.h); zeros and 0: nothing.
 void tokenizer_digest_of_header(struct tokenizer_digest *digest, uint32_t *vocabulary, const unsigned char *header);
-// Whether a digest is known.
 bool tokenizer_digest_known(const struct tokenizer_digest *digest);
-// *digest = the digest of the tokenizer.json in `data`, any bytes, of a tokenizer of any kind. name: the file, for messages.
-// Returns NULL, or what is wrong, in `error`.
+// *digest = the digest of the tokenizer.json in `data`, any bytes, of any kind. Returns NULL or the problem.
 const char *tokenizer_digest_parse(struct tokenizer_digest *digest, const unsigned char *data, size_t bytes,
                                    const char *name, struct error_text *error);
-// *digest = the digest of the tokenizer.json at `path`.
 const char *tokenizer_digest_read(struct tokenizer_digest *digest, const char *path, struct error_text *error);
 __END_DECLS

@@ -29,12 +29,10 @@ struct tokenizer_work {
     size_t count, room;
 };
 
-// Returns the text of an error, for the tokens of so many bytes.
 static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes) {
     return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
 }
 
-// Reserves room for `more` ids. Returns NULL, or that memory is out.
 static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     if (more <= work->room - work->count)
         return NULL;
@@ -46,7 +44,6 @@ static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     work->room = room;
     return NULL;
 }
-// Appends `count` ids. Returns NULL, or that memory is out.
 static const char *work_put(struct tokenizer_work *work, const int32_t *ids, size_t count) {
     const char *problem = work_reserve(work, count);
     if (!problem && count) {
@@ -97,8 +94,7 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into the matches of a pattern, by its index, and the text between them; each piece goes to the next
-// pattern, and after the last to encode_piece.
+// Splits text into a pattern's matches and the text between, each for the next pattern, after the last encode_piece.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;
@@ -211,8 +207,7 @@ static const char *encode_well_formed(struct tokenizer_work *work, const unsigne
     return problem;
 }
 
-// Encodes any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between
-// them.
+// Encodes any bytes without added raw tokens: well-formed stretches, and the malformed bytes between them.
 static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = NULL;
     size_t begin = 0;
@@ -229,8 +224,6 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     }
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
-
-// ---- byte fallback ----
 
 // Encodes text that no merge crosses the ends of: its characters, or the bytes of those that are no token, merged.
 static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
@@ -264,8 +257,7 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     return NULL;
 }
 
-// Encodes a piece of the pre-tokenizer. Where no merge can cross a mark behind another character, the text is cut
-// there: merges of a short text need little memory.
+// Encodes a pre-tokenizer's piece, cut, to save memory, where no merge can cross a mark behind another character.
 static const char *encode_word(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -330,9 +322,6 @@ static const char *encode_fallback(struct tokenizer_work *work, const unsigned c
     return problem;
 }
 
-// ---- the whole ----
-
-// Encodes the whole text.
 static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
                                bool add_special_tokens) {
     const struct tokenizer_tables *t = work->tables;

@@ -45,8 +45,6 @@ void fallback_note_merge(struct tokenizer_tables *tables, int32_t id) {
     }
 }
 
-// ---- normalizer ----
-
 // Refuses a Replace, `where` its name in messages, that replaces anything but `from` by `to`.
 static const char *check_replace(struct tokenizer_reader *r, const json_t *replace, const char *where, const char *from,
                                  const char *to) {
@@ -57,7 +55,6 @@ static const char *check_replace(struct tokenizer_reader *r, const json_t *repla
     return reader_expect_text(r, replace, where, "content", to);
 }
 
-// Reads one part of the normalizer.
 static const char *read_normalizer_part(struct tokenizer_reader *r, const json_t *part) {
     struct tokenizer_fallback *f = &r->tables->fallback;
     if (strcmp(reader_type(part), "Replace") == 0) {
@@ -84,8 +81,6 @@ const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *n
         RETURN_PROBLEM(read_normalizer_part(r, json_array_get(parts, i)));
     return NULL;
 }
-
-// ---- pre_tokenizer ----
 
 // Reads where a Metaspace puts a mark before text. Earlier files say it by add_prefix_space.
 static const char *read_metaspace(struct tokenizer_reader *r, const json_t *metaspace) {
@@ -129,8 +124,6 @@ const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t
     return reader_refuse_flag(r, pre_tokenizer, "Split", "invert", true);
 }
 
-// ---- decoder ----
-
 // Reads a Strip, which leaves out at most one space before the text.
 static const char *read_strip(struct tokenizer_reader *r, const json_t *strip) {
     const json_t *start = json_object_get(strip, "start"), *stop = json_object_get(strip, "stop");
@@ -156,8 +149,7 @@ static void decode_token(unsigned char *out, uint32_t *length, const unsigned ch
         i += mark ? SPACE_MARK_BYTES - 1 : 0;
     }
 }
-// Makes the text that each token stands for. As in the package, what is found of an added token is what it stands for:
-// with its normalized form comes the space before it.
+// Makes the text that each token stands for, an added one for what is found of it: its normalized form, with its space.
 static const char *make_decoded(struct tokenizer_reader *r) {
     struct tokenizer_tables *t = r->tables;
     struct tokenizer_fallback *f = &t->fallback;

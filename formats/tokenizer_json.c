@@ -17,8 +17,7 @@ enum {
     TOKENIZER_LONGEST_ADDED = 1024 // bytes of an added token; a text is searched for all of them at every byte
 };
 
-// Returns the byte that a character stands for in GPT-2's alphabet; -1: none. Printable bytes stand for themselves, the
-// others are numbered from U+0100 on.
+// Returns a character's byte in GPT-2's alphabet; -1: none. Printable bytes are themselves, others from U+0100 on.
 static int byte_of_character(uint32_t code) {
     if ((code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xff && code != 0xad))
         return (int)code;
@@ -28,8 +27,7 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has: with byte fallback the entry's
-// own. Returns their number; -1: a character is not of the alphabet.
+// out = an entry's bytes, at most text's: with byte fallback its own. Returns how many; -1: not of the alphabet.
 static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
     if (t->fallback.on) {
@@ -91,7 +89,6 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
     return NULL;
 }
 
-// Adds one entry of model.vocab as token `id`.
 static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char *entry, int32_t id) {
     struct tokenizer_tables *t = r->tables;
     const size_t bytes = strlen(entry);
@@ -170,7 +167,6 @@ static const char *read_merges(struct tokenizer_reader *r, const json_t *merges)
     return problem;
 }
 
-// Refuses a model whose merges are dropped at random.
 static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *model) {
     const json_t *dropout = json_object_get(model, "dropout");
     if (!dropout || json_is_null(dropout) || (json_is_number(dropout) && json_number_value(dropout) == 0))
@@ -178,9 +174,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads the member "model" and the added tokens; returns what is wrong, or NULL. unk_token is allowed and unused: what
-// has no token becomes bytes, and encoding refuses a byte that has no token rather than replace it. So fuse_unk is
-// unused with byte fallback, where each byte has a token; byte-level files never set it.
+// Reads "model" and the added tokens. unk_token is unused: what has no token becomes bytes, and encoding refuses a byte
+// without one. So fuse_unk is unused with byte fallback, where all bytes have one; byte-level files never set it.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");
@@ -298,8 +293,7 @@ static const char *check_normalized(struct tokenizer_reader *r, const struct add
                                (int)added->bytes, (const char *)added->text);
 }
 
-// Reads the list of added tokens (NULL or null: none), and leaves them sorted as tokenizer_match_added needs them. Two
-// of one text are an error.
+// Reads the list of added tokens (NULL or null: none), sorted for tokenizer_match_added. Two of one text are an error.
 static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *list, const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_array_size(list);
@@ -344,8 +338,7 @@ static const char *add_pattern(struct tokenizer_reader *r, const char *regex, si
     return split_pattern_compile(&t->patterns[t->pattern_count++], regex, bytes, r->name, r->error);
 }
 
-// Adds the pattern of a Split, a regular expression whose matches stand by themselves; another kind of Split is
-// refused.
+// Adds a Split's pattern, a regular expression whose matches stand by themselves; refuses other Splits.
 static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     const json_t *pattern = json_object_get(split, "pattern"), *regex = json_object_get(pattern, "Regex");
     const char *behavior = json_string_value(json_object_get(split, "behavior"));
@@ -362,8 +355,7 @@ static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     return add_pattern(r, json_string_value(regex), json_string_length(regex));
 }
 
-// Reads a ByteLevel, which by default splits by GPT-2's pattern and puts a space before the text. `where`: its name in
-// messages.
+// Reads a ByteLevel, `where` in messages, which by default splits by GPT-2's pattern and puts a space before the text.
 static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byte_level, const char *where) {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     bool use_regex = true, trim_offsets = true; // trim_offsets does not change ids
@@ -375,8 +367,7 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
-// Adds the split patterns of pre_tokenizer, in the order in which they are applied, and sets add_prefix_space. Returns
-// NULL, or what is wrong.
+// Adds pre_tokenizer's split patterns, in the order in which they are applied, and sets add_prefix_space.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
     if (strcmp(reader_type(pre_tokenizer), "ByteLevel") == 0)
@@ -459,7 +450,6 @@ static const char *read_processor(struct tokenizer_reader *r, const json_t *proc
     return reader_refuse_type(r, processor, "post_processor", "ByteLevel, TemplateProcessing, or a Sequence of them");
 }
 
-// Reads post_processor, which is absent, null, one part, or a Sequence of parts.
 static const char *read_post_processor(struct tokenizer_reader *r, const json_t *processor) {
     if (!processor || json_is_null(processor))
         return NULL;
@@ -479,9 +469,7 @@ static const char *read_decoder(struct tokenizer_reader *r, const json_t *decode
     return reader_only_members(r, decoder, "decoder", " type add_prefix_space trim_offsets use_regex ");
 }
 
-// ---- the file ----
-
-// Fills the tokenizer from the file's object. end_of_text is a usual one, else -1; the files beside may say otherwise. Returns NULL, or what is wrong.
+// Fills the tokenizer from the file's object. end_of_text is a usual one, else -1; the files beside may say otherwise.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const char *problem = reader_only_members(r, root, "the file",
@@ -539,7 +527,6 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
-// Returns the text of a special token that a file names; NULL: it names none.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);

@@ -1,7 +1,6 @@
 // Inside the reading of a tokenizer.json: members by name and type. What is not known is refused by name, so that no
-// file is read as what it is not.
-//
-// Functions that return a text return NULL when all is well, else what is wrong, in r->error.
+// file is read as what it is not. Functions that return a text return NULL when all is well, else what is wrong, in
+// r->error.
 #pragma once
 #include <jansson.h>   // json_t
 #include <stdbool.h>   // bool
@@ -20,19 +19,16 @@ struct tokenizer_reader {
 };
 
 __BEGIN_DECLS
-// Refuses an object with other members than `allowed`, a list of names with a space on both sides of each. `where`: the
-// object's name in messages.
+// Refuses an object, `where` in messages, with other members than `allowed`, names with a space on both sides of each.
 const char *reader_only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
                                 const char *allowed);
 // *value = a flag of the object; unchanged where it is absent or null.
 const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                         bool *value);
-// Refuses a flag that has the value `refused`.
 const char *reader_refuse_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                bool refused);
 // Refuses a text that is not empty.
 const char *reader_refuse_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key);
-// Refuses a member that is not the text `expected`.
 const char *reader_expect_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                const char *expected);
 // Returns the "type" of a component; "": it has none.

@@ -74,10 +74,8 @@ bool tokenizer_begin(struct tokenizer *tokenizer);
 // Appends the text of token `id`, for which tables->text has room, or where it is already, and sets the token's kind.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
-// Whether a text of `left` bytes begins with SPACE_MARK.
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns `text`, with `prefix` after a mark, and with `replace` with marks for its spaces; the caller frees what is
-// returned. NULL: out of memory. The text may be malformed.
+// Returns `text` with a mark before it (prefix) and for its spaces (replace); the caller frees it. NULL: out of memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
 // Returns the slot of ids_by_text, which is not NULL, that holds the token of these bytes, or the free slot for it.

@@ -18,8 +18,7 @@ void trainer_state_free(struct trainer_state *state) {
     memset(state, 0, sizeof *state);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- writing ----
 
 // Writes the objects "given" and "resolved": options as texts, by their names with underscores.
 static void trainer_state_write_options(struct json *json, const struct options *options, const void *asked,
@@ -103,8 +102,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
     json_object_end(&json);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// ---- reading ----
 
 // The limit of counts in a state: far above what a run reaches, and far below what 63 bits hold.
 static const int64_t TRAINER_MAX = (int64_t)1 << 60;
@@ -139,8 +137,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Reads the data changes of a part, whose num_files are set, from `object`: the first must begin at epoch 0, each have
-// more files than its predecessor, and the last have all.
+// Reads a part's data changes, of its num_files: the first begins at epoch 0, each has more files, the last has all.
 static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
                                               struct error_text *error) {
     json_t *changes;

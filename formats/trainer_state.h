@@ -16,8 +16,7 @@ struct trainer_file {
     uint64_t tokens;
     uint64_t digest; // token_file_digest; 0: not known, as of states of older programs
 };
-// A set of shards, of which a mixture has several (formats/mixture.h): num_files of the state's files, after the files
-// of the parts before.
+// A set of shards, of which a mixture has several (formats/mixture.h): the next num_files of the state's files.
 struct trainer_part {
     const char *name; // in messages; "": the only part
     uint64_t weight;
@@ -37,8 +36,7 @@ struct trainer_state {
     int64_t best_val_step;
     bool validation_due;   // this step's validation was stopped by a signal
     const char *precision; // bf16 or fp32
-    // Where the checkpoint has only adapters, their base model's folder, and model_folder_digest (run/model_folder.h).
-    // NULL: the checkpoint has all parameters.
+    // a base model's folder and model_folder_digest (run/model_folder.h), of a checkpoint of adapters only; else NULL
     const char *base_folder, *base_digest;
     struct trainer_file *files;
     int num_files;
@@ -49,18 +47,15 @@ struct trainer_state {
 };
 
 __BEGIN_DECLS
-// Writes the state and the options, as a user would write them: as "given" the options of `asked` whose given[i] is
-// true, as "resolved" all of `resolved`. Errors stay in `out`.
+// Writes the state, as "given" the options of `asked` whose given[i] is true, as "resolved" all. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
-// Parses a state from the file's text, which is not needed afterwards. Returns NULL, and the caller frees the state; or
-// what is wrong, in `error`, beginning with `name`, and nothing is held.
+// Parses a state's text, not needed afterwards. Returns NULL, and the caller frees the state, or the problem.
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
 struct trainer_state trainer_state_read(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// Returns the text of an option (name with underscores) in the state, valid until it is freed: which = "given" (by the
-// user) or "resolved" (all options); NULL: none.
+// Returns an option's text (name with underscores) in `which`, "given" or "resolved", while the state is; NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

@@ -50,8 +50,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     return NULL;
 }
 
-// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text. vocabulary_close
-// frees it. Returns NULL, or what is wrong, in `error`.
+// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text.
 static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);
@@ -74,8 +73,6 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
-// Reads and parses a vocabulary file, whose bytes are then vocabulary->data. Returns NULL, or what is wrong, in
-// `error`.
 static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     uint64_t bytes;
@@ -104,8 +101,7 @@ void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// Finds the first file that can be read, trying the ending after each _ of the name, the last first, and after the
-// folder.
+// Tries the ending after each _ of the name, the last first, and after the folder.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
     const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');
@@ -137,8 +133,7 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
     return vocabulary->text + range[0];
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Printing.
+// ---- printing ----
 
 void terminal_text_end(struct terminal_text *text) {
     for (int i = 0; i < text->have; i++)
@@ -146,8 +141,8 @@ void terminal_text_end(struct terminal_text *text) {
     text->have = text->want = 0;
 }
 
-// Prints the character that is complete, and empties text->bytes; as escapes if it is malformed (overlong, surrogate,
-// beyond Unicode), a C1 control or a mark that changes the direction of the text after it.
+// Prints and empties text->bytes, a whole character; as escapes if it is malformed (overlong, surrogate, beyond
+// Unicode), a C1 control or a mark that changes the direction of the text after it.
 static void terminal_character(struct terminal_text *text) {
     static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));
@@ -164,8 +159,7 @@ static void terminal_character(struct terminal_text *text) {
     text->have = text->want = 0;
 }
 
-// Prints a byte of text. A byte of a longer character is kept until the character is whole; bytes that make none, and
-// control characters but newline and tab, are printed as escapes.
+// Prints a byte, or keeps it until its character is whole; escapes broken ones, and controls but newline and tab.
 static void terminal_byte(struct terminal_text *text, unsigned char byte) {
     if (text->want && (byte & 0xc0) != 0x80)
         terminal_text_end(text); // the character before is cut short

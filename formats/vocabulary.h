@@ -1,8 +1,7 @@
-// Token ids to text, for printing samples.
-//
-// scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards PREFIX_train_000.bin. Little-endian:
-//     8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
-//     u32 flags (1: a text's first space is left out); u32 offset[n + 1], rising from 0; then the tokens' bytes: token i is bytes offset[i] up to offset[i+1].
+// Token ids to text, for printing samples. scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards
+// PREFIX_train_000.bin. Little-endian:
+//    8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
+//    u32 flags (1: a text's first space is left out); u32 offset[n + 1], from 0; token i is bytes offset[i]..offset[i+1]-1.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t, int32_t
@@ -23,21 +22,18 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// Opens the vocabulary in a file. path NULL: for a vocab_size of 256 or 257 the vocabulary of bytes (256 = end of
-// text), for any other size a vocabulary without text, which prints ids. Ends the process where the file is no
-// vocabulary. vocabulary_close frees it.
+// Opens a vocabulary, which vocabulary_close frees. path NULL: of bytes, for a vocab_size of 256 or 257 (256: the end
+// of text), for another one without text, which prints ids. A file that is no vocabulary ends the process.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
-// Parses `data`, any bytes, which stay the caller's and must outlive the vocabulary; vocabulary->data is not set.
-// `name`: the file, for messages. Returns NULL, or what is wrong, in `error`.
+// Parses `data`, any bytes, which must outlive the vocabulary, whose data is not set. Returns NULL or the problem.
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 
 // *path = the vocabulary.bin that belongs to a shard, by file_beside_shard. False where none is, or path is too short.
 bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
-// *path = the file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first that is
-// there of data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False where none is, or path is
-// too short.
+// *path = a shard's file: for data/c_train_000.bin and vocabulary.bin the first that is there of
+// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False: none is, or path is too short.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes);
 
 // Returns the *length bytes of a token, owned by the vocabulary, without a zero at the end; NULL: it has no such token.
@@ -46,16 +42,14 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 
-// Prints tokens as they come, one at a time: a character is printed when its last byte is there. Zeroed at first,
-// except `out`.
+// Prints tokens one at a time: a character when its last byte is there. Zeroed at first, except `out`.
 struct terminal_text {
     FILE *out;
     unsigned char bytes[4];
     int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
     bool begun;     // a token was printed
 };
-// Prints a token, except the beginning of a character that it leaves unfinished, which `text` keeps for the next token;
-// terminal_text_end follows the last token. A token without text is printed as its id in brackets.
+// Prints a token, but for a last unfinished character, which `text` keeps; terminal_text_end follows the last token.
 void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token);
 // Prints the unfinished character that `text` keeps, if any, as escapes.
 void terminal_text_end(struct terminal_text *text);
