@@ -1,8 +1,7 @@
-// Locks of files, which end with their holder, whatever way it ends.
-//
-// A lock belongs to the open file (an open-file-description lock, Linux 3.15), not to the process: a thread that ends,
-// a child, and another descriptor of the same file that is closed leave it. An NFS server keeps locks for all its
-// hosts; most other file systems of several hosts keep them to each host.
+// Locks of files, which end with their holder, whatever way it ends. A lock belongs to the open file (an
+// open-file-description lock, Linux 3.15), not to the process: a thread that ends, a child, and another descriptor of
+// the same file that is closed leave it. An NFS server keeps locks for all its hosts; most other file systems of
+// several hosts keep them to each host.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -20,9 +19,8 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, creating the file where it is missing, and writes this host and process into
-// the file. *fd: where the lock is TAKEN, the open file, which has the lock until the caller closes it; where it is
-// IMPOSSIBLE, the open file; else -1. text: set unless the lock is TAKEN.
+// Takes the lock of the file at `path`, created where missing, and writes this host and process into it. *fd: TAKEN:
+// the open file, whose closing frees the lock; IMPOSSIBLE: the open file; else -1. text: set unless TAKEN.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
 // text = what the process that last took the lock of `path` wrote, never twice the same. False: unreadable or empty.

@@ -17,7 +17,6 @@ static inline uint32_t load_u32(const unsigned char *p) {
     memcpy(&value, p, sizeof value);
     return value;
 }
-// Returns the little-endian number at p, which need not be aligned.
 static inline uint64_t load_u64(const unsigned char *p) {
     uint64_t value;
     memcpy(&value, p, sizeof value);
@@ -25,16 +24,14 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length.
-// `expected`: what the file should have been, for messages.
+// Opens a regular file: the caller closes *fd, -1 after an error; *bytes: its length. expected: what it should be.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Whether the path is a pipe: a program that opens it to write would wait for a reader.
 bool is_pipe(const char *path);
 // out (bytes) = what the file `name` has at `offset`; its end before is an error. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// Reads a regular file into *data (*bytes), which the caller frees; NULL after an error. More than most_bytes are one.
-// expected: what the file should have been, for messages.
+// Reads a regular file, of at most most_bytes, into *data (*bytes), which the caller frees; NULL after an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

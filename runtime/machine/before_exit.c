@@ -7,7 +7,6 @@ enum { LONGEST_S = 120 };
 
 static void (*finish_function)(double seconds);
 
-// Lets the function wait up to LONGEST_S, at every exit().
 static void at_exit(void) { before_exit_finish(LONGEST_S); }
 
 void before_exit_set(void (*finish)(double seconds)) {

@@ -8,10 +8,9 @@ __BEGIN_DECLS
 // text (n bytes) = the beginning of the kernel file root/path, ended by a 0; false where it is empty or can't be read.
 bool read_kernel_file(const char *root, const char *path, char *text, size_t n);
 
-// Calls `look` with the folder in /sys of each group that the process is in for a controller ("memory", "cpu"), and of
-// each ancestor up to the root, whether it exists or not: a container may see its own group at the root of the mount
-// while /proc names the path outside. unified: the folder is of version 2. root: the folder that /proc and /sys are in,
-// "" except in tests; the folder that `look` gets is a path below it.
+// Calls `look` with the folder in /sys of each of the process's groups for a controller ("memory", "cpu") and of each
+// ancestor, existing or not: a container may see its own group at the root of the mount while /proc names the path
+// outside. unified: of version 2. root: where /proc and /sys are, "" except in tests; look's folder is below it.
 void cgroups_each(const char *root, const char *controller,
                   void (*look)(const char *root, const char *folder, bool unified, void *context), void *context);
 __END_DECLS

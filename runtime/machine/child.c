@@ -13,8 +13,7 @@
 
 extern char **environ;
 
-// Starts this program with the arguments as *child, with stdout and stderr on the descriptor `out`. Returns 0, or
-// errno.
+// Starts this program as *child with the arguments, stdout and stderr on the descriptor `out`. Returns 0 or errno.
 static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_t actions;
     int error = posix_spawn_file_actions_init(&actions);

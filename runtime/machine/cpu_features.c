@@ -12,8 +12,7 @@ struct cpu {
 #if defined(__x86_64__)
 #include <cpuid.h> // __get_cpuid_count
 
-// Reads the words with the features' bits, by cpuid; CPU_XCR0 is 0 where the operating system does not say which
-// registers it saves.
+// Reads the words of features' bits by cpuid; CPU_XCR0 is 0 where the system does not say which registers it saves.
 static struct cpu cpu_read(void) {
     enum { OSXSAVE = 1 << 27 };
     struct cpu cpu;
@@ -52,14 +51,12 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 #else
 #include <sys/auxv.h> // getauxval
 
-// Reads the words with the features' bits, from the kernel's auxiliary vector.
 static struct cpu cpu_read(void) {
     struct cpu cpu;
     cpu.words[CPU_HWCAP] = getauxval(AT_HWCAP);
     cpu.words[CPU_HWCAP2] = getauxval(AT_HWCAP2);
     return cpu;
 }
-// Whether the CPU has the feature.
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) { return cpu->words[f->word] >> f->bit & 1; }
 // arch = the argument of make ARCH= that suits every CPU of 64-bit Arm.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
@@ -81,8 +78,7 @@ bool cpu_has_features(const struct cpu_feature *table) {
     return cpu_missing(&cpu, table) == 0;
 }
 
-// Returns NULL where the CPU has every feature that was compiled for, else text (bytes), which names missing features
-// and a build for this CPU.
+// Returns NULL where the CPU has all features compiled for, else text (bytes), which names missing ones and a build.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];
@@ -103,8 +99,7 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     return text;
 }
 
-// Ends the process where this CPU lacks a feature that was compiled for. Runs before the engines' constructors, which
-// may use such instructions.
+// Ends the process where this CPU lacks a feature compiled for, before engines' constructors, which may use one.
 __attribute__((constructor(101))) static void cpu_check(void) {
     char text[512];
     const struct cpu cpu = cpu_read();

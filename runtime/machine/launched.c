@@ -12,12 +12,10 @@ void launched_note(const char *name) {
     __atomic_store_n(&names[at % NAMES], name, __ATOMIC_RELAXED);
 }
 
-// Whether a character may be part of an identifier.
 static int is_of_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
-// Returns where the name begins in the text of an expression: the first word that ends with _kernel, else the whole
-// text. *length: the name's characters.
+// Returns the name in an expression's text: the first word that ends with _kernel, else all of it; *length characters.
 static const char *find_name(const char *text, int *length) {
     static const char end[] = "_kernel";
     const char *at = text;

@@ -29,8 +29,7 @@ static size_t kilobytes_of_line(const char *text, const char *key) {
 static size_t rest_of(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Returns the bytes that one cgroup leaves: its limit less its usage without file cache, which the kernel drops on
-// demand. SIZE_MAX: it has no limit.
+// Returns what a cgroup leaves: its limit less its usage without file cache, which is dropped; SIZE_MAX: no limit.
 static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
                           const char *cache_field) {
     char path[4096], text[16384];

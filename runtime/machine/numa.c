@@ -5,8 +5,7 @@
 #include <stdio.h>  // fopen
 #include <string.h> // memset
 
-// *common = the CPUs of `allowed` that are in a list as "0-3,8-11". Returns whether there is one. What follows a
-// malformed number is not read.
+// *common = the CPUs of `allowed` in a list as "0-3,8-11", up to a malformed number; whether there is one.
 static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus *common) {
     unsigned first, last;
     bool any = false;

@@ -18,14 +18,11 @@ struct numa_binding {
 };
 
 __BEGIN_DECLS
-// The number of nodes with a CPU that this process may run on, by `folder`, which is NUMA_NODES or laid out as it; 0
-// where the folder does not tell.
+// The number of nodes with a CPU for this process, by `folder`, NUMA_NODES or laid out as it; 0: it does not tell.
 int numa_nodes_used(const char *folder);
-// Returns the node of a PCI device at an address as "0000:3B:00.0", by `folder`, which is PCI_DEVICES or laid out as
-// it; -1 where the folder does not tell.
+// Returns the node of a PCI device, address "0000:3B:00.0", by `folder`, PCI_DEVICES or laid out as it; -1: unknown.
 int numa_node_of_pci(const char *folder, const char *address);
-// Binds the calling thread to the CPUs of a node on which it may run, until it calls numa_restore_thread(binding).
-// Nothing changes where there are no such CPUs, and for node -1. folder: NUMA_NODES or laid out as it.
+// Binds the calling thread to the CPUs of a node of `folder`, if any, until numa_restore_thread(binding); node -1: not.
 void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
 void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

@@ -12,8 +12,6 @@
 #include <sys/time.h>              // setitimer
 #include <unistd.h>                // STDIN_FILENO
 
-// ---- before main ----
-
 // Handles SIGPROF: ends the process, whose libraries could not start in time, with status 2 and a message.
 static void on_start_timeout(int number) {
     static const char text[] =
@@ -22,7 +20,6 @@ static void on_start_timeout(int number) {
     const ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     _exit(written > 0 ? EXIT_USAGE : EXIT_FAILURE);
 }
-// Whether a resource (RLIMIT_AS and its like) has a limit.
 static bool is_limited(int resource) {
     struct rlimit limit;
     return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -48,8 +45,6 @@ void libraries_have_started(void) {
     signal(SIGPROF, SIG_DFL);
 }
 
-// ---- in main ----
-
 void standard_files_open(void) {
     for (int number = STDIN_FILENO; number <= STDERR_FILENO; number++) {
         if (fcntl(number, F_GETFD) >= 0)
@@ -61,8 +56,7 @@ void standard_files_open(void) {
 }
 
 void spin_briefly(char *const *argv) {
-    // Turns of a spin: where cores were free, steps took as long as by the default, 300,000 (4 layers of 512, 2
-    // threads).
+    // Turns of a spin: with free cores, steps took as long as by the default, 300,000 (4 layers of 512, 2 threads).
     static const char variable[] = "GOMP_SPINCOUNT", count[] = "1000";
     enum { MAX_CPUS = 8 };
     cpu_set_t cpus;

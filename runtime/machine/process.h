@@ -6,15 +6,13 @@
 // take two seconds of CPU time to start ends with status 2 and a message: they would wait for memory without end.
 void libraries_have_started(void);
 
-// Bytes of a stack that a thread needs, since an overflow ends the process without a word: the backward pass of flash
-// attention has tiles of 494 KiB there; its callers' and the libraries' frames, and the arguments and environment of
-// the process take a third of the rest.
+// Bytes of a stack that a thread needs, since an overflow ends the process without a word: flash attention's backward
+// has tiles of 494 KiB there; callers' and libraries' frames, arguments and environment take a third of the rest.
 enum { STACK_BYTES = 1 << 20 };
 
 __BEGIN_DECLS
-// Opens /dev/null as each of stdin, stdout and stderr that is closed: the next file that is opened would take its
-// number, and what is printed would go into that file. To be called before any file is opened. Ends the process with
-// status 2 where /dev/null can't be opened.
+// Opens /dev/null as each of stdin, stdout and stderr that is closed, before another file takes its number and what is
+// printed. Ends the process with status 2 where /dev/null can't be opened.
 void standard_files_open(void);
 // Starts the process anew, with main's argv, so that gcc's OpenMP lets a waiting thread spin less long than its ten
 // milliseconds and more, which it reads before main begins. A spinning thread may take a core from the thread that it

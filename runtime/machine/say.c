@@ -33,8 +33,7 @@ void say_escape(char *to, size_t size, const char *text) {
     to[used] = '\0';
 }
 
-// Prints as vfprintf does, with each byte that acts on a terminal shown as \xNN; only the beginning of a longer text
-// where no memory is left for it.
+// Prints as vfprintf does, bytes that act on a terminal as \xNN; only a text's beginning where memory is out.
 void say_list(FILE *file, const char *format, va_list arguments) {
     char text[1024], shown[4 * sizeof text];
     va_list again;

@@ -10,8 +10,7 @@ enum { SAME_REQUEST_CENTISECONDS = 50 };
 
 enum { HANDLER_STACK_BYTES = 64 << 10 }; // a frame with AMX's tiles takes 11 KiB
 
-// A mutable global, since a handler gets nothing but the signal's number, so that it can record a request only in a
-// global.
+// A mutable global, the only place where a handler, which gets nothing but the signal's number, can record a request.
 static struct {
     volatile sig_atomic_t save;                        // a save was asked for and not taken yet
     volatile sig_atomic_t stop_signal;                 // the signal that asked to stop, 0: none
@@ -31,8 +30,7 @@ static void on_save_signal(int number) { received.save = 1; }
 // terminal that goes sends SIGHUP once for the shell and once for its end: neither is a user who is tired of waiting.
 static bool repeats_itself(int number) { return number == SIGHUP || number == SIGXCPU; }
 
-// Records the first request to stop. A second one ends the process by the signal, unless it comes with the first or
-// repeats itself.
+// Records a request to stop; a second ends the process by the signal, unless it comes with the first or repeats itself.
 static void on_stop_signal(int number) {
     if (!received.stop_signal) {
         received.stop_requested_centiseconds = (sig_atomic_t)clock_centiseconds();

@@ -1,5 +1,4 @@
 // Signals as requests, which a run takes where it can act on them: between two steps or two batches.
-//
 //   SIGUSR1          save a checkpoint, and go on
 //   SIGTERM, SIGINT  save a checkpoint, and stop; a second one while stopping ends the process at once
 //   SIGHUP, SIGXCPU  save a checkpoint, and stop: the terminal was closed, or the CPU time of ulimit -t is spent
@@ -13,8 +12,7 @@ __BEGIN_DECLS
 // Installs the handlers. Called by the process's first thread, to which the kernel delivers its signals. SIGINT, SIGHUP
 // and SIGXCPU stay ignored where they are: a shell starts background jobs with SIGINT ignored, nohup without SIGHUP.
 void signals_install(void);
-// Whether a save was asked for since the last call; takes the request. A SIGUSR1 that arrives during the save asks for
-// another one, of a later step.
+// Whether a save was asked for since the last call; takes the request. SIGUSR1 during a save asks for another.
 bool signals_take_save_request(void);
 // The number of the signal that asked to stop; 0: none. The request stays.
 int signals_stop_requested(void);

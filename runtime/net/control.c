@@ -22,7 +22,6 @@ enum {
 };
 static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of the timeout where that is less
 
-// name = the text, cut to what fits.
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
 // Wakes the thread, so that it serves what a caller has changed under the mutex. From any thread.
@@ -47,8 +46,7 @@ static size_t control_result_bytes(const struct control *c) {
     return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
 }
 
-// Whether a contribution is to this rank's exchange. If not, ranks run different programs or have different options.
-// The caller holds the mutex.
+// Whether a contribution is to this rank's exchange; else programs or options differ. The caller holds the mutex.
 static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
     return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
            other->operation == c->exchange.operation &&
@@ -61,8 +59,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes the exchange, on rank 0, if all have contributed: they have then received the last exchange's result, whose
-// buffer can be freed. Ends the job where a contribution is to another exchange. The caller holds the mutex.
+// Completes, on rank 0, the exchange if all have contributed, and so have the last exchange's result, which is freed. A
+// contribution to another exchange ends the job. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -89,8 +87,7 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Queues, on a rank other than 0, its contribution to the pending exchange, for rank 0. The caller holds the mutex.
-// exchange.mine must stay until it is sent.
+// Queues another rank's contribution to the exchange; exchange.mine stays until it is sent. The caller holds the mutex.
 static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;
@@ -136,8 +133,7 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send now the frame that it has sent, with such a payload. Nothing in a frame is used before this
-// check. A contribution may come before this rank's exchange, and is compared later.
+// Whether rank r may now send the frame that it sent, unused so far; a contribution may precede this rank's exchange.
 static bool control_may_send(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -181,8 +177,7 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
-// Keeps the report of the frame that rank r has sent, received whole and checked, and does what the frame asks for. An
-// abort ends this process with the frame's status; on rank 0 it ends the job.
+// Does what rank r's checked frame asks for, and keeps its report; an abort ends this process, or on rank 0 the job.
 static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
@@ -211,8 +206,7 @@ static void control_handle(struct control *c, int r) {
     }
 }
 
-// Receives a rank's frames, as far as they have arrived, and handles them. Ends the job where the connection was closed
-// without a goodbye.
+// Receives and handles a rank's frames that have arrived; a connection closed without a goodbye ends the job.
 static void control_receive(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     while (!c->all_closed) {
@@ -252,8 +246,7 @@ static void control_beat(struct control *c) {
     control_watch(c);
 }
 
-// Waits until something arrives, a queued frame can be sent, a caller asks for something, or the next heartbeat is due;
-// then receives what has arrived.
+// Waits for something to arrive, be sent or be asked for, or for the next heartbeat; then receives what has arrived.
 static void control_wait(struct control *c) {
     uint64_t count;
     c->polls[0].fd = c->wake;
@@ -286,7 +279,6 @@ static void *control_run(void *argument) {
     return NULL;
 }
 
-// Starts the thread. Returns NULL, or what is wrong, in `error`.
 static const char *control_start_thread(struct control *c, struct error_text *error) {
     const int problem = signals_start_thread(&c->thread, control_run, c);
     return problem
@@ -338,8 +330,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up everything except the connections in c, which is zeroed before. Returns NULL, or what is wrong, in `error`;
-// control_free frees c in either case.
+// Sets up all but the connections in the zeroed c, which control_free frees after an error too.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -371,8 +362,7 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     return NULL;
 }
 
-// Connects the ranks; returns NULL when all have connected, or what is wrong, in `error`. Where rank 0 fails it tells
-// the ranks that have connected, and these exit here.
+// Connects the ranks. Where rank 0 fails it tells the ranks that have connected, and these exit here.
 static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
     int status = 0;
     const char *const problem =
@@ -390,9 +380,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Passes the status of an exit by an error, as fail's, to the other ranks, by way of rank 0, and these exit with it: a
-// launcher returns the first status that is not 0, whichever rank's. This rank has printed a message. argument:
-// at_exit.
+// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it: a
+// launcher returns the first status that is not 0. This rank has printed a message. argument: at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
@@ -514,8 +503,7 @@ void control_broadcast(struct control *c, void *data, size_t bytes, const char *
         control_exchange_run(c, CONTROL_BROADCAST, data, data, bytes, what, patient);
 }
 
-// Returns when all ranks have called it, with the same `what`, which names it in messages. patient: the timeout does
-// not apply.
+// Returns when all ranks have called it, with the same `what`, for messages. patient: the timeout does not apply.
 void control_barrier(struct control *c, const char *what, bool patient) {
     control_all_gather(c, NULL, NULL, 0, what, patient);
 }

@@ -1,5 +1,4 @@
 // The control connections: every rank to rank 0, for small exchanges between all ranks, and for watching over the job.
-//
 // A thread in each rank owns its connections. Each rank reports to rank 0 by heartbeats, several times a second, and
 // rank 0 ends the job where
 //   - a connection closes without a goodbye: that rank died, was killed, or ended itself
@@ -30,13 +29,12 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Opens a listening socket, on rank 0 under MPI: *address is for every rank's control_open, *listener for this rank's,
-// which closes it. Returns NULL, or what is wrong, in `error`.
+// Opens, on rank 0 under MPI, a socket: *address for each rank's control_open, *listener for this one, which closes it.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
-// where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
-// waiting, at the start too; 0: for ever, and five minutes at the start. Where the start fails on rank 0, the other
-// processes end. Returns NULL, or what is wrong, in `error`. control_close frees *control, which is NULL for one rank.
+// Connects this rank with rank 0 and starts the thread; every rank calls it. address, listener: control_listen's, under
+// MPI; else NULL, for rank 0's in `launch`, and -1. timeout_s: how long a rank may keep the others waiting; 0: for
+// ever, and five minutes at the start. A start that fails on rank 0 ends the others. control_close frees *control, NULL
+// for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
 // Returns the key of the job; zeros: c is NULL.
@@ -44,10 +42,9 @@ struct handshake_key control_key(const struct control *c);
 // Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
 
-// Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
-// ranks call the same exchanges. `what` names the exchange in messages. patient: the timeout does not apply.
-//
-// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`.
+// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`. Exchanges pass
+// through rank 0, so that none is done before every rank has begun it; all ranks call the same ones, each one at a
+// time. what: the name in messages. patient: the timeout does not apply.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
 // data (bytes) = rank 0's data. All ranks call it with equal `bytes` and `what`. patient: the timeout does not apply.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);

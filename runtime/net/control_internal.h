@@ -1,5 +1,4 @@
-// Declarations shared by the files of the control connections: control_link.c, control_send.c, control_start.c,
-// control_watch.c, control.c.
+// Declarations shared by control_link.c, control_send.c, control_start.c, control_watch.c and control.c.
 #pragma once
 #include <poll.h>      // struct pollfd
 #include <pthread.h>   // pthread_t
@@ -135,8 +134,8 @@ struct control {
 
 __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
-// Queues a frame, and its payload, which must stay until it is sent (NULL: none). Drops a heartbeat where two frames
-// wait, and any frame of a closed, broken or full link.
+// Queues a frame, and its payload, which must stay until it is sent (NULL: none). Drops a heartbeat behind two frames,
+// and any frame of a closed, broken or full link.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
 void control_link_send(struct control_link *link);
@@ -146,8 +145,8 @@ enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
-// Queues a frame, with this rank's report, on each open connection. status: of an abort, else 0. payload
-// (payload_bytes): must stay until it is sent; NULL: none.
+// Queues a frame with this rank's report. status: of an abort, else 0. payload (payload_bytes): stays until sent; or
+// NULL.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
 // Sends what is queued and nothing more, and drops what arrives until the others have closed, up to `seconds`: a
 // process that ends with unread bytes resets the connection, and its peer may lose what was sent.
@@ -155,12 +154,10 @@ void control_drain(struct control *c, double seconds);
 // Tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached them.
 void control_abort_others(struct control *c, int status);
 
-// ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or what is wrong, in `error` ----
-// Gathers the ranks, on rank 0: returns when all others have connected, after start_s seconds at most. Closes the
-// listener in any case.
+// ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or the problem ----
+// Gathers the ranks on rank 0, until all others have connected or start_s seconds have passed. Closes the listener.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// Connects to rank 0, on the others, within start_s seconds, and waits until it says that all have. *status: the exit
-// status with which rank 0 has said that the job ends; 0: it has not.
+// Connects another rank to rank 0 within start_s seconds and awaits all. *status: with which rank 0 ends the job, or 0.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
@@ -174,6 +171,5 @@ void control_end_lost_rank(struct control *c, int lost, int status) __attribute_
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
 // Ends the job: other_rank sent a frame that no rank sends now.
 void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
-// Ends the job: there is no memory for an exchange of `bytes`.
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 __END_DECLS

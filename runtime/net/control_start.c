@@ -1,8 +1,7 @@
-// How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered.
-//
-// A connection that does not prove that it is of the job (handshake.h) counts for nothing. A rank that ends before all
-// have connected may connect again. Two connections of the same rank, or ranks that differ on how many there are, make
-// the start fail.
+// How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered. A
+// connection that does not prove that it is of the job (handshake.h) counts for nothing. A rank that ends before all
+// have connected may connect again. Two of the same rank, or ranks that differ on how many there are, make the start
+// fail.
 #include <assert.h> // static_assert
 #include <errno.h>  // errno
 #include <poll.h>   // poll
@@ -37,8 +36,6 @@ static void control_set_hello(struct control *c, struct control_hello *own) {
     c->peers[c->rank] = own->who;
 }
 
-// ---- rank 0 ----
-
 // Returns, in `error`, why a rank that said hello cannot be one of this job; NULL: it can.
 static const char *control_contradiction(const struct control *c, const struct control_hello *hello,
                                          struct error_text *error) {
@@ -54,8 +51,7 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Turns the connection that handshake_next found into its rank's; the rank stays missing where the connection has gone.
-// Returns NULL or, in `error`, why the start must fail; the connection is then refused.
+// Gives the connection that handshake_next found to its rank, if still there. Returns NULL, or why the start must fail.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;
@@ -85,7 +81,6 @@ static void control_drop_ended(struct control *c) {
             control_link_close(&c->links[r]);
 }
 
-// The number of ranks that have not connected.
 static int control_missing(const struct control *c) {
     int missing = 0;
     for (int r = 1; r < c->ranks; r++)
@@ -125,10 +120,7 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
     return problem || control_missing(c) == 0 ? problem : control_missing_text(c, start_s, error);
 }
 
-// ---- the others ----
-
-// Says hello, and finds whether rank 0 of this job answers, whose host and process become c->peers[0]. context: the
-// struct control.
+// Says hello, and finds whether this job's rank 0 answers, which becomes c->peers[0]; context: the struct control.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
     const double patience_s = deadline_clock_s() + ANSWER_S;
@@ -143,8 +135,7 @@ static enum socket_answer control_greet(int socket, void *context, double until_
     return SOCKET_FRIEND;
 }
 
-// Waits until rank 0 says that all have connected, and receives c->peers. *status: the exit status with which rank 0
-// has said that the job ends, else 0. Returns NULL, or what is wrong, in `error`.
+// Waits for rank 0's word that all have connected, with c->peers. *status: with which it ends the job, else 0.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

@@ -14,8 +14,6 @@
 
 enum { MAX_NAMED = 4 }; // ranks that the line names; the others are counted
 
-// ---- the line that says why the job ends ----
-
 struct message {
     char text[1024];
     size_t length;
@@ -52,7 +50,6 @@ static void rank_list_add(struct rank_list *ranks, int r) {
         ranks->first[ranks->n] = r;
     ranks->n++;
 }
-// Appends "rank" or "ranks", and the ranks of a list: those that it holds, then how many more there are.
 static void message_add_ranks(struct control *c, struct message *message, const struct rank_list *ranks) {
     message_add(message, ranks->n == 1 ? "rank " : "ranks ");
     for (int i = 0; i < ranks->n && i < MAX_NAMED; i++) {
@@ -63,8 +60,7 @@ static void message_add_ranks(struct control *c, struct message *message, const 
         message_add(message, " and %d more", ranks->n - MAX_NAMED);
 }
 
-// Prints the line on stderr, by write, since another thread may hold stdio's locks, and without waiting for a reader
-// that does not read for longer than a second.
+// Prints the line on stderr by write, since another thread may hold stdio's locks. Waits a second at most for a reader.
 static void message_print(struct message *message) {
     struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
     char shown[sizeof message->text];
@@ -75,9 +71,8 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the message, to which its last words are added, tells the others and ends
-// last. Where rank 0 is gone, rank 1 prints it and the others give rank 1 time: the launcher may end all processes when
-// the first one ends.
+// Ends the job with `status`: rank 0 prints the message and its last words, tells the others and ends last. Without
+// rank 0 rank 1 prints, and the others give it time: the launcher may end all processes when the first one ends.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct message *message, int status) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -89,12 +84,9 @@ __attribute__((noreturn)) static void control_end_with(struct control *c, struct
         control_abort_others(c, status);
     _exit(status);
 }
-// Ends the job with the status of an error, by a message to which "; the job ends" is added.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     control_end_with(c, message, EXIT_FAILURE);
 }
-
-// ---- what the ranks are doing ----
 
 void control_report_own(struct control *c) {
     struct control_report *const own = &c->links[c->rank].report;
@@ -121,14 +113,12 @@ struct operation {
     bool exchange;
     double waited_s; // how long ranks have waited in an overdue operation
 };
-// Appends the name, kind and number of an operation.
 static void message_add_operation(struct message *message, const struct operation *operation) {
     message_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
                 (unsigned long long)operation->number);
 }
 
-// Returns the first unfinished operation of all ranks except `but` or, with it_alone, of rank `but` only; number 0:
-// none. A collective goes before an exchange.
+// Returns the first unfinished operation, a collective first, of all ranks but `but`, or with it_alone of it; 0: none.
 static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -164,8 +154,7 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Adds where a rank was lost: in the operation that the others are in, else in the operation of its last report, else
-// after the last operation that any rank has begun.
+// Adds where a rank was lost: in the others' operation, else in its last report's, else after the last that any began.
 static void message_add_where(const struct control *c, struct message *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)
@@ -193,8 +182,6 @@ void control_end_lost_rank(struct control *c, int lost, int status) {
     }
     control_end_with(c, &message, status);
 }
-
-// ---- the watch ----
 
 // Ends the job where a rank's heartbeats have been missing for longer than the timeout.
 static void control_check_silence(struct control *c) {
@@ -270,7 +257,6 @@ void control_watch(struct control *c) {
     control_check_overdue(c, true);
 }
 
-// Appends the kind, name, number and bytes of an exchange.
 static void message_add_exchange(struct message *message, uint32_t operation, const char *name, uint64_t number,
                                  uint64_t bytes) {
     message_add(message, "the %s of '%s' (exchange %llu, %llu bytes)",

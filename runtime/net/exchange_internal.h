@@ -1,17 +1,15 @@
-// The two implementations of an exchange, and what they share. exchange_*_open return NULL, or what is wrong, in
-// `error`.
+// The two implementations of an exchange, and what they share. exchange_*_open return NULL or the problem, in `error`.
 #pragma once
 #include "runtime/net/exchange.h" // struct exchange_block
 
 // Returns the rank that this one sends to in `step`, 1 to ranks - 1; so not all send to rank 0 first.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
-// Returns the rank that sends to this one in `step`.
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process after the loss of a peer; what: the reason. First waits a second, in which the control thread, which
-// mostly knows more of the reason, may end the process with a better message. Uses _exit: exit() would wait for threads
-// and stdio locks that may never be free.
+// Ends the process after the loss of a peer; what: the reason. Waits a second first, in which the control thread, which
+// mostly knows more, may end it with a better message. _exit: exit() would wait for threads and stdio locks that may
+// never be free.
 void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);

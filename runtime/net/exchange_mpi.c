@@ -1,6 +1,5 @@
-// The exchange by MPI. Without HAVE_MPI, opening says that the build has none.
-//
-// A waiting thread tests and sleeps in turn: MPI's own waits spin, and take a core from the threads that compute.
+// The exchange by MPI. Without HAVE_MPI, opening says that the build has none. A waiting thread tests and sleeps in
+// turn: MPI's own waits spin, and take a core from the threads that compute.
 #include "runtime/net/exchange_internal.h"
 #include "runtime/net/mpi.h" // mpi_error
 
@@ -26,8 +25,7 @@ struct exchange_mpi {
     MPI_Status *statuses;
 };
 
-// Opens the exchange by MPI, which mpi_open has started; every rank calls it. exchange_mpi_close frees *opened; what an
-// error leaves is not freed, since the process then ends.
+// Opens the exchange by MPI, after mpi_open; every rank calls it. After an error nothing is freed: the process ends.
 const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks, struct error_text *error) {
     struct exchange_mpi *const m = (struct exchange_mpi *)calloc(1, sizeof *m);
     if (!m)
@@ -100,8 +98,7 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where the nth message of a block of `receive` (ranks) was shorter than expected. MPI itself reports
-// a longer one.
+// Ends the process where an nth message of `receive` (ranks) was too short; MPI itself reports one that is too long.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),
@@ -116,8 +113,7 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves the nth message of each block. The first is sent for an empty block too, so that a rank which expects more
-// notices.
+// Moves each block's nth message; the first of an empty block too, so that a rank that expects more notices.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
                                   const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;
@@ -142,7 +138,6 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
     exchange_mpi_check_lengths(m, receive, n);
 }
 
-// Sends and receives all blocks, as exchange_all_to_all does.
 void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
     size_t most = 0;
     for (int r = 0; r < m->ranks; r++) {
@@ -155,7 +150,6 @@ void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send,
 
 #else
 
-// Refuses to open: this build has no MPI.
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error) {
     return error_format(error, "this build has no MPI; --collectives mpi needs one");
 }

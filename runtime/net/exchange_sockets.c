@@ -1,9 +1,7 @@
 // The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
-// sends and receives what each can take, so no order of the ranks and no size can block it.
-//
-// Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The
-// sizes of the kernel's buffers are not set: that would end their adaptation to the network, with a limit below what
-// the kernel would choose.
+// sends and receives what each can take, so no order of the ranks and no size can block it. Each block is sent with the
+// exchange's number and its length, so that ranks that are out of step are detected. The sizes of the kernel's buffers
+// are not set: that would end their adaptation to the network, with a limit below what the kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -20,7 +18,6 @@
 #include "runtime/net/handshake.h"    // handshake_join, handshake_next
 #include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
-// The header that is sent before each block.
 struct exchange_header {
     uint64_t exchange, bytes;
 };
@@ -50,14 +47,12 @@ struct exchange_endpoint {
 struct exchange_hello {
     int32_t from, to;
 };
-// What a rank that connects knows.
 struct exchange_greeting {
     const struct handshake_key *key;
     struct exchange_hello hello;
 };
 
-// Says hello to the rank that was connected to, and checks the answer: an address may mean another host here. context:
-// the struct exchange_greeting.
+// Says hello and checks the answer: an address may mean another host here. context: the struct exchange_greeting.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
     const struct exchange_hello *const hello = &greeting->hello;
@@ -70,8 +65,7 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Takes connections from `door` until all higher ranks have connected. Returns NULL or, after until_s, which rank has
-// not, in `error`.
+// Takes connections from `door` until all higher ranks have connected; an error, after until_s, names one that has not.
 static const char *exchange_accept_at(struct exchange_sockets *s, struct handshake_door *door, double until_s,
                                       struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -97,8 +91,7 @@ static const char *exchange_accept_at(struct exchange_sockets *s, struct handsha
     return NULL;
 }
 
-// Takes the connections of all higher ranks at `listener`, which stays open. Returns NULL, or what is wrong, in
-// `error`.
+// Takes the connections of all higher ranks at `listener`, which stays open.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, const struct handshake_key *key,
                                    double until_s, struct error_text *error) {
     struct handshake_door *const door = handshake_open(listener, key, s->rank, s->ranks);
@@ -109,8 +102,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Connects to all lower ranks, by endpoints (ranks), and then takes the connections of all higher ones. So rank r
-// answers when all lower ranks have answered it, and no two wait for each other.
+// Connects to all lower ranks, by endpoints (ranks), then takes the higher ones' connections: no two block each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {
@@ -126,8 +118,7 @@ static const char *exchange_sockets_connect(struct exchange_sockets *s, int list
     return exchange_accept(s, listener, key, until_s, error);
 }
 
-// Connects all ranks over TCP; every rank calls it, and addresses are exchanged over `control`. exchange_sockets_close
-// frees *opened; what an error leaves is not freed, since the process then ends.
+// Connects all ranks over TCP (addresses: over `control`); every rank calls it. After an error nothing is freed.
 const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
                                   struct error_text *error) {
     struct exchange_sockets *const s = (struct exchange_sockets *)calloc(1, sizeof *s);
@@ -163,7 +154,6 @@ const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, in
     return problem;
 }
 
-// Closes this rank's connections and frees s.
 void exchange_sockets_close(struct exchange_sockets *s) {
     for (int r = 0; r < s->ranks; r++)
         if (s->sockets[r] >= 0)
@@ -174,9 +164,6 @@ void exchange_sockets_close(struct exchange_sockets *s) {
     free(s);
 }
 
-// ---- one exchange ----
-
-// Ends the process after the loss of a peer, with a reason in printf's form.
 __attribute__((noreturn, format(printf, 3, 4))) static void
 exchange_sockets_end_lost(const struct exchange_sockets *s, int peer, const char *format, ...) {
     char text[256];
@@ -216,8 +203,7 @@ static void exchange_send_some(struct exchange_sockets *s, int peer, const struc
         exchange_sockets_end_lost(s, peer, "sending: %s", strerror(errno));
     flow->sent += moved > 0 ? (size_t)moved : 0;
 }
-// Receives what the connection has now, of the header and the block; returns without waiting. An error ends the
-// process, as does a header that is not of this exchange and of the block's length.
+// Receives what the connection has now, without waiting. An error, or a header other than expected, ends the process.
 static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
@@ -262,7 +248,6 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
-// Sends and receives all blocks, as exchange_all_to_all does.
 void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
                           const struct exchange_block *receive) {
     s->exchanges++;

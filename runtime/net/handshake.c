@@ -83,22 +83,17 @@ static void handshake_prove(unsigned char proof[SHA256_BYTES], const struct hand
                             const struct handshake_talk *talk, size_t bytes) {
     hmac_sha256(proof, key, sizeof *key, talk, bytes);
 }
-// proof = the HMAC of the joining end: of all of the talk before the place of the reply's proof.
 static void handshake_prove_reply(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                   const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk, offsetof(struct handshake_talk, reply) + offsetof(struct handshake_reply, proof));
 }
-// proof = the HMAC of the accepting end: of all of the talk before the place of the answer's proof.
 static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                    const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk,
                     offsetof(struct handshake_talk, answer) + offsetof(struct handshake_answer, proof));
 }
 
-// ---- the joining end ----
-
-// Returns what another job's rank is taken for: a refusal, or, where the key is of one job, a stranger. In that case
-// several jobs may share an address, and the right rank may still be found at the next.
+// Returns what another job's rank is: with a job's key a stranger, since jobs may share an address, else a refusal.
 static enum socket_answer handshake_other_job(const struct handshake_key *key) {
     return handshake_has(key->job) ? SOCKET_STRANGER : SOCKET_REFUSAL;
 }
@@ -143,8 +138,6 @@ enum socket_answer handshake_join(int socket, const struct handshake_key *key, c
     return handshake_other_job(key);
 }
 
-// ---- the accepting end ----
-
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks) {
     struct handshake_door *const d = (struct handshake_door *)calloc(1, sizeof *d);
     if (!d)
@@ -163,7 +156,6 @@ struct handshake_door *handshake_open(int listener, const struct handshake_key *
     return NULL;
 }
 
-// Prints who is turned away, and why.
 static void handshake_say(const struct handshake_door *d, const struct sockaddr_storage *from, const char *why) {
     static const char v4_in_v6[] = "::ffff:";
     char host[SOCKET_ADDRESS_TEXT + SOCKET_HOST] = "?", port[8] = "?";
@@ -210,8 +202,7 @@ static bool handshake_judge(struct handshake_door *d, struct handshake_guest *gu
     return false;
 }
 
-// Receives what has arrived of a guest's reply; true: it is whole and proven. A guest that sends anything else, or has
-// ended, is turned away.
+// Receives what has arrived of a guest's reply; true: whole and proven. A guest that sends else, or ended, is put out.
 static bool handshake_receive(struct handshake_door *d, struct handshake_guest *guest) {
     struct handshake_reply *const reply = &guest->talk.reply;
     ssize_t received;
@@ -277,8 +268,8 @@ static void handshake_accept(struct handshake_door *d) {
     }
 }
 
-// Waits until something arrives, or the time of a guest or of the caller is up. Sets arrived of each guest, and returns
-// whether further connections have arrived. poll() takes no more places than the process may have descriptors.
+// Waits for arrivals, or until a guest's or the caller's time is up. Sets each guest's `arrived`; returns whether
+// further connections came. poll() takes no more places than the process may have descriptors.
 static bool handshake_wait(struct handshake_door *d, double until_s) {
     nfds_t n = 0;
     d->polls[n].fd = d->listener;

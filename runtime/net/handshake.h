@@ -1,10 +1,8 @@
 // How two ends of a new connection prove to each other that they are of one job, before either believes what the other
 // says or keeps anything of it for longer than a few seconds.
-//
 //   accepting end   challenge: 32 random bytes
 //   joining end     reply: 32 random bytes, its hello, and the HMAC-SHA-256 by the key of all that was said so far
 //   accepting end   answer: a verdict, its hello, and such an HMAC again
-//
 // An answer cannot be used again, since each end has given random bytes. What is said later is neither encrypted nor
 // proven. A connection that says something wrong, or nothing for 5 s, or that waits when too many others do, is closed;
 // the first ten are printed, then their number.

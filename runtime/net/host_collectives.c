@@ -37,8 +37,7 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// out (n) = the sum that sum_fp32 makes, rounded to bf16, of `own`, which is rounded to bf16 here, and of the others'
-// contributions, which are bf16 already.
+// out (n) = sum_fp32's sum, rounded to bf16, of `own`, which is rounded to bf16 first, and the others', which are bf16.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -97,8 +96,7 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// The number of bytes of a list's messages with a rank. Where `packed` is not NULL the messages are copied there, one
-// after the other, or, with `unpacks`, from there.
+// The number of bytes of a list's messages with a rank, which are copied to `packed` (NULL: not) or, unpacks, from it.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

@@ -1,9 +1,7 @@
-// reduce_scatter, all_gather and an exchange of lists of messages, of host memory, each in one exchange_all_to_all.
-//
-// The rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend
-// neither on the owner nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring
-// would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from shard to
-// shard.
+// reduce_scatter, all_gather and an exchange of lists of messages, of host memory, each in one exchange_all_to_all. The
+// rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend neither on the owner
+// nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring would send no less,
+// (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from shard to shard.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -27,9 +25,8 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
 void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x);
 // buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`. Every rank calls it.
 void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
-// Sends and receives lists of messages: the i-th that rank a sends to rank b is the i-th that b receives from a, of as
-// many bytes. Messages to the rank itself are copied. What is sent and what is received do not overlap. scratch: the
-// bytes of all messages of both lists.
+// Sends and receives lists of messages: the i-th that rank a sends to rank b is the i-th that b receives from a, of
+// equal bytes; a rank's to itself are copied. The lists' memory does not overlap. scratch: the bytes of both lists.
 void host_exchange(const struct exchange_message *sends, int num_sends, const struct exchange_message *receives,
                    int num_receives, void *scratch, struct exchange *x);
 __END_DECLS

@@ -10,8 +10,6 @@
 // 32768 on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
 enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
-// ---- numbers ----
-
 // Parses a text of digits and nothing else, up to `most`; false where it is no such number.
 static bool launch_parse_number(uint64_t *number, const char *text, uint64_t most) {
     char *end = NULL;
@@ -23,8 +21,7 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable. otherwise: the number where the variable is not set; negative: that is
-// an error.
+// Reads a number from an environment variable, `otherwise` where that is not set; negative: that is an error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -37,15 +34,12 @@ static const char *launch_number(int *number, const char *name, int64_t otherwis
     return NULL;
 }
 
-// ---- which rank of how many ----
-
 // The environment variables of a launcher. The two local ones may be unset.
 struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
 
-// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set. Returns
-// NULL or, in `error`, why a variable is missing, no number or does not fit.
+// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set.
 static const char *launch_ranks(struct launch *launch, const struct launch_variables *names, struct error_text *error) {
     const char *problem = launch_number(&launch->rank, names->rank, -1, error);
     if (!problem)
@@ -59,7 +53,6 @@ static const char *launch_ranks(struct launch *launch, const struct launch_varia
     return launch_number(&launch->local_rank, names->local_rank, 0, error);
 }
 
-// Checks that the local rank, the local ranks and all ranks are consistent.
 static const char *launch_check_local(const struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     if (launch->local_rank >= launch->local_ranks)
@@ -73,8 +66,7 @@ static const char *launch_check_local(const struct launch *launch, const struct 
     return NULL;
 }
 
-// Sets and checks the ranks and the local ranks, from the launcher's variables. Where the number of local ranks is not
-// set, this rank is taken for the last one of its host.
+// Sets and checks all by the launcher's variables; without local_ranks this rank is taken for the last of its host.
 static const char *launch_by_variables(struct launch *launch, const struct launch_variables *names,
                                        struct error_text *error) {
     const char *problem = launch_ranks(launch, names, error);
@@ -82,8 +74,6 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
         problem = launch_number(&launch->local_ranks, names->local_ranks, launch->local_rank + 1, error);
     return problem ? problem : launch_check_local(launch, names, error);
 }
-
-// ---- Slurm ----
 
 // The number of tasks of a step's node: "4(x2),3" means 4, 4 and 3. 0: the text is malformed or has too few nodes.
 static int launch_tasks_of_node(const char *text, int node) {
@@ -182,7 +172,6 @@ static const char *launch_slurm_address(struct launch *launch, struct error_text
     return NULL;
 }
 
-// Sets the ranks of a job step and, of several, rank 0's address, from Slurm's variables.
 static const char *launch_by_slurm(struct launch *launch, struct error_text *error) {
     static const struct launch_variables names = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                                                   "SLURM_STEP_TASKS_PER_NODE"};
@@ -193,8 +182,6 @@ static const char *launch_by_slurm(struct launch *launch, struct error_text *err
         problem = launch_slurm_address(launch, error);
     return problem;
 }
-
-// ---- which launcher ----
 
 // Whether MPICH's mpirun started this process. srun --mpi=pmi2 sets PMI_RANK too, for the tasks of the step; MPICH's
 // mpirun in a Slurm job starts its own helpers by srun, one per node, and sets MPI_LOCALRANKID.
@@ -219,8 +206,6 @@ static const char *launch_by_launcher(struct launch *launch, struct error_text *
     }
     return NULL;
 }
-
-// ---- --rendezvous ----
 
 // Parses HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets, into launch->host and port.
 static const char *launch_address(struct launch *launch, const char *text, struct error_text *error) {
@@ -262,8 +247,7 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// Refuses a single process whose WORLD_SIZE says otherwise: where the user forgot --rendezvous, each rank would run a
-// job of its own.
+// Refuses a single process whose WORLD_SIZE says otherwise: without --rendezvous each rank would run a job of its own.
 static const char *launch_check_alone(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

@@ -1,11 +1,9 @@
 // This process's rank in its job, from the launcher's environment variables.
-//
 //   --rendezvous HOST:PORT  RANK and WORLD_SIZE (LOCAL_RANK, LOCAL_WORLD_SIZE), which torchrun sets too, or, without
 //                           RANK, mpirun's or srun's below; rank 0 listens at HOST:PORT
 //   mpirun                  Open MPI's OMPI_COMM_WORLD_*, or MPICH's PMI_RANK and PMI_SIZE; rank 0 tells by MPI where
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
 //   else                    one rank
-//
 // A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
 // one rank is LAUNCH_ALONE, however it was launched.
 #pragma once
@@ -27,11 +25,9 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch, except the secret: zeros. rendezvous: the value of --rendezvous, "": not given. Returns NULL or,
-// where variables contradict each other, a text in `error`.
+// Fills in *launch, the secret with zeros. rendezvous: the option's value, "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Sets launch->secret from the file or, where its name is "", from the environment variable TRAIN_GPT_SECRET; neither:
-// none. Returns NULL or what is wrong, in `error`.
+// Sets launch->secret from the file or, of name "", from TRAIN_GPT_SECRET; neither: none. Returns NULL or the problem.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
 bool launch_has_no_secret(const struct launch *launch);

@@ -6,8 +6,7 @@
 #include "runtime/machine/error_text.h" // struct error_text
 
 __BEGIN_DECLS
-// Starts MPI, before any other call; mpi_close ends it. *rank, *ranks: as mpirun started the process, else 0 of 1.
-// Returns NULL, or what is wrong, in `error`, as does mpi_broadcast.
+// Starts MPI, before any other call. *rank, *ranks: as by mpirun, else 0 of 1. Returns NULL or the problem.
 const char *mpi_open(int *rank, int *ranks, struct error_text *error);
 // data (bytes) = rank 0's data; every rank calls it. bytes must fit an int.
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);

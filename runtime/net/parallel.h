@@ -1,5 +1,4 @@
 // The ranks of a job, one process per GPU or socket: their connections, and agreement between them.
-//
 // There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks
 // that are lost or late. Data (exchange.h): the host's collectives, opened where the device's library has none.
 #pragma once
@@ -25,8 +24,7 @@ const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, 
 // Closes all connections; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
-// ---- agreement: every rank calls these. `what` names it in messages. p: NULL where there is one rank ----
-// Returns the largest `value` of any rank; every rank calls this. p: NULL where there is one rank.
+// Returns the largest `value` of any rank; every rank calls this and those below. what: for messages. p NULL: one rank.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);

@@ -13,8 +13,7 @@ enum {
 };
 static const char SECRET_VARIABLE[] = "TRAIN_GPT_SECRET";
 
-// Sets launch->secret to the hash of a text without the white space around it, which an editor or echo may add. from:
-// the file or the variable, for messages. Returns NULL, or what is wrong with its length, in `error`.
+// Sets launch->secret to the hash of a text without white space around it. from: the text's file or variable.
 static const char *secret_take(struct launch *launch, const char *text, size_t bytes, const char *from,
                                struct error_text *error) {
     static const char space[] = " \t\r\n";

@@ -54,7 +54,6 @@ static void sha256_begin(struct sha256_state *s) {
     memcpy(s->h, first, sizeof first);
 }
 
-// Adds `bytes` of the message to the running hash.
 static void sha256_add(struct sha256_state *s, const void *message, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) {
         s->block[s->bytes++ % BLOCK] = ((const unsigned char *)message)[i];
@@ -63,8 +62,7 @@ static void sha256_add(struct sha256_state *s, const void *message, size_t bytes
     }
 }
 
-// hash = the hash of all bytes so far, which are padded with a bit 1, zeros, and the number of bits. Only sha256_begin
-// may follow.
+// hash = the hash of all bytes so far, padded with a bit 1, zeros, and the number of bits. Then only sha256_begin.
 static void sha256_end(unsigned char hash[SHA256_BYTES], struct sha256_state *s) {
     const uint64_t bits = 8 * s->bytes;
     unsigned char padding[BLOCK + 8] = {0x80};

@@ -51,8 +51,6 @@ bool socket_wait_ready(int socket, short events, double until_s) {
     }
 }
 
-// ---- listening ----
-
 // Opens a listening socket as socket_listen does, by addresses of one family: AF_INET6 or AF_INET.
 static int socket_listen_family(int family, const char *numeric, int port) {
     char service[16];
@@ -100,7 +98,6 @@ int socket_port(int listener) {
                                                : ((const struct sockaddr_in *)&address)->sin_port);
 }
 
-// Lets a socket send small pieces without delay.
 static void socket_send_at_once(int socket) {
     const int yes = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -142,10 +139,7 @@ void socket_address_terminate(struct socket_address *address) {
         address->interfaces[i][SOCKET_ADDRESS_TEXT - 1] = '\0';
 }
 
-// ---- connecting ----
-
-// Whether a socket is connected to itself: where nobody listens at a port of this host, the kernel may choose that port
-// for the connecting end.
+// Whether a socket is connected to itself: where nobody listens at a port here, the kernel may choose it for this end.
 static bool socket_is_its_own_peer(int socket) {
     struct sockaddr_storage own, peer;
     socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
@@ -209,8 +203,8 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Returns the ith name or numeric address to try for an address; NULL after the last. On the address's own host the
-// loopback is first, which works whatever the name means.
+// Returns the ith name or numeric address to try; NULL: none. On its own host the loopback, which always works, is
+// first.
 static const char *socket_candidate(const struct socket_address *address, int i) {
     char own[SOCKET_HOST];
     socket_host_name(own);
@@ -245,8 +239,6 @@ int socket_connect(const struct socket_address *address, double until_s, socket_
         pause_s = pause_s < 0.25 ? 2 * pause_s : 0.5;
     }
 }
-
-// ---- all or nothing ----
 
 bool socket_send_all(int socket, const void *data, size_t bytes, double until_s) {
     for (size_t sent = 0; sent < bytes;) {

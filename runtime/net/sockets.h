@@ -1,8 +1,6 @@
-// TCP with deadlines: listening, connecting with retries, sending and receiving whole buffers.
-//
-// Every socket is non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of
-// deadline_clock_s. No function here ends the process, and no write to a closed connection raises SIGPIPE. The caller
-// closes sockets by close().
+// TCP with deadlines: listening, connecting with retries, sending and receiving whole buffers. Every socket is
+// non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of deadline_clock_s. No function
+// here ends the process, and no write to a closed connection raises SIGPIPE. The caller closes sockets by close().
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

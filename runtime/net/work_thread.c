@@ -36,8 +36,7 @@ struct work_thread {
     double busy_s, waited_s; // as of work_thread_times
 };
 
-// Runs the thread: all jobs in order, without the mutex, until work_thread_stop and the queue is empty. argument: the
-// struct work_thread.
+// Runs all jobs in order, without the mutex, until work_thread_stop and an empty queue. argument: the struct.
 static void *run_jobs(void *argument) {
     struct work_thread *const w = (struct work_thread *)argument;
     pthread_mutex_lock(&w->mutex);

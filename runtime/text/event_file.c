@@ -40,7 +40,6 @@ static void put_varint(struct bytes *to, uint64_t value) {
 }
 enum wire { WIRE_VARINT = 0, WIRE_DOUBLE = 1, WIRE_BYTES = 2, WIRE_FLOAT = 5 };
 static void put_tag(struct bytes *to, int field, enum wire wire) { put_varint(to, (uint64_t)field << 3 | wire); }
-// Appends a field of an integer.
 static void put_int(struct bytes *to, int field, int64_t value) {
     put_tag(to, field, WIRE_VARINT);
     put_varint(to, (uint64_t)value);
@@ -52,8 +51,6 @@ static void put_field(struct bytes *to, int field, const void *from, size_t n) {
     put(to, from, n);
 }
 static void put_text(struct bytes *to, int field, const char *text) { put_field(to, field, text, strlen(text)); }
-
-// ---- records ----
 
 // Returns the CRC-32C (RFC 3720, appendix B.4: "123456789" has 0xe3069283) as TFRecords mask it.
 static uint32_t masked_crc(const void *data, size_t n) {
@@ -75,22 +72,19 @@ struct event_file {
     struct bytes event, summary, value, record;
 };
 
-// Reports the first failure.
 static void report_failure(struct event_file *events, int error) {
     if (!events->failed)
         say_warning("%s: cannot be written: %s; the run goes on, steps may be missing in TensorBoard", events->path,
                     strerror(error));
     events->failed = true;
 }
-// Cuts an incomplete record off, behind which no record would be read, and reports the first failure. Later records are
-// still tried: the disk may have room by then.
+// Cuts an incomplete record off, behind which none is read. Later records are still tried: the disk may have room.
 static void record_failed(struct event_file *events, int error) {
     if (ftruncate(events->file, (off_t)events->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
     report_failure(events, error);
 }
-// Appends events->event as a record: u64 length, masked CRC of these 8 bytes, the data, masked CRC of the data. Sizes
-// and CRCs are little-endian, as this machine is.
+// Appends events->event as a little-endian record: u64 length, masked CRC of it, the data, masked CRC of the data.
 static void write_record(struct event_file *events) {
     const uint64_t length = events->event.length;
     const uint32_t of_length = masked_crc(&length, sizeof length), of_data = masked_crc(events->event.data, length);
@@ -112,8 +106,6 @@ static void write_record(struct event_file *events) {
     }
     events->good_bytes += (int64_t)record->length;
 }
-
-// ---- events ----
 
 // Begins events->event: Event {1 wall_time, 2 step}.
 static void event_begin(struct event_file *events, int64_t step) {
@@ -228,11 +220,8 @@ void event_file_add(struct event_file *events, const char *line, size_t bytes) {
     write_record(events);
 }
 
-// ---- the file ----
-
 #define EVENT_FILE_PREFIX "events.out.tfevents."
-// Returns the seconds in the name of a new file: now, or later than the names of the files that the folder has, since
-// TensorBoard reads files in the order of their names.
+// Returns the seconds in a new file's name: now, or later than the folder's files', which TensorBoard reads by name.
 static long long seconds_of_name(const char *folder) {
     long long seconds = (long long)time(NULL), there;
     DIR *const opened = opendir(folder);

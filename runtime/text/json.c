@@ -34,7 +34,6 @@ void json_quote(FILE *out, const char *value) {
     fputc('"', out);
 }
 
-// Begins an indented line where the writer is pretty, else does nothing.
 static void json_newline(struct json *json) {
     if (!json->pretty)
         return;
@@ -42,8 +41,7 @@ static void json_newline(struct json *json) {
     for (int i = 0; i < json->depth; i++)
         fputs("  ", json->out);
 }
-// Writes what precedes a value: the comma after the previous value, the line's beginning where pretty, and the key, if
-// it is not NULL.
+// Writes what precedes a value: the comma after another, the line's beginning where pretty, and the key (NULL: none).
 static void json_begin_value(struct json *json, const char *key) {
     if (json->depth > 0) {
         if (json->has_members[json->depth - 1])
@@ -74,10 +72,8 @@ static void json_close(struct json *json, char bracket) {
     if (json->depth == 0)
         fputc('\n', json->out);
 }
-// Begins an object as a value. key: the member's name; NULL in an array and for the outermost value.
 void json_object_begin(struct json *json, const char *key) { json_open(json, key, '{'); }
 void json_object_end(struct json *json) { json_close(json, '}'); }
-// Begins an array as a value. key: the member's name; NULL in an array and for the outermost value.
 void json_array_begin(struct json *json, const char *key) { json_open(json, key, '['); }
 void json_array_end(struct json *json) { json_close(json, ']'); }
 

@@ -26,13 +26,11 @@ struct json_shown json_show_bytes(const char *text, size_t length) {
     shown.text[used] = '\0';
     return shown;
 }
-// Returns a text with others than printable ASCII as \xNN; "..." ends a text that was cut to the result's size.
 struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Checks the limits of nesting and of values, before jansson allocates anything. The counts are right up to the first
-// error of syntax, where jansson stops.
+// Checks limits of nesting and values before jansson allocates; counts hold up to the first error, where jansson stops.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
     uint64_t values = 1;
@@ -104,10 +102,8 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
     return problem;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One value: of a member, which `key` names, or of an array, for which the caller makes up a key ("shape[1]").
+// ---- one value: of a member `key`, or of an array, for which the caller makes up a key ("shape[1]") ----
 
-// Returns the text of an error, in `error`: the value has another type than what is expected.
 static const char *json_wrong_type(const json_t *value, const char *key, const char *expected, const char *name,
                                    struct error_text *error) {
     return error_format(error, "%s: %s is %s; expected %s", name, json_show(key).text, json_type_name(value), expected);
@@ -124,8 +120,7 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
     *result = number;
     return NULL;
 }
-// *result = the value, an integer or a real, from `least` to `most`; anything else is an error. jansson accepts neither
-// NaN nor infinities.
+// *result = the value, an integer or a real, from `least` to `most`; jansson accepts neither NaN nor infinities.
 static const char *json_check_number(const json_t *value, const char *key, double least, double most, double *result,
                                      const char *name, struct error_text *error) {
     if (!json_is_number(value))
@@ -136,7 +131,6 @@ static const char *json_check_number(const json_t *value, const char *key, doubl
     *result = number;
     return NULL;
 }
-// *result = the value, true or false; anything else is an error, and *result stays.
 static const char *json_check_bool(const json_t *value, const char *key, bool *result, const char *name,
                                    struct error_text *error) {
     if (!json_is_boolean(value))
@@ -156,80 +150,66 @@ const char *json_check_string(const json_t *value, const char *key, const char *
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Members that must be there
+// ---- members that must be there; the outer object owns objects, arrays and strings ----
 
-// *result = the member `key`, an integer from `least` to below - 1; its absence is an error.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error) {
     return json_check_int(json_object_get(object, key), key, least, below, result, name, error);
 }
-// *result = the member `key`, a number from `least` to `most`; its absence is an error.
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
                             const char *name, struct error_text *error) {
     return json_check_number(json_object_get(object, key), key, least, most, result, name, error);
 }
-// *result = the member `key`, true or false; its absence is an error.
 const char *json_get_bool(const json_t *object, const char *key, bool *result, const char *name,
                           struct error_text *error) {
     return json_check_bool(json_object_get(object, key), key, result, name, error);
 }
-// *result = the text of the member `key`, owned by the object; its absence is an error.
 const char *json_get_string(const json_t *object, const char *key, const char **result, const char *name,
                             struct error_text *error) {
     return json_check_string(json_object_get(object, key), key, result, name, error);
 }
-// *result = the member `key`, an object that the outer one owns; its absence is an error.
 const char *json_get_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error) {
     *result = json_object_get(object, key);
     return json_is_object(*result) ? NULL : json_wrong_type(*result, key, "an object", name, error);
 }
-// *result = the member `key`, an array that the object owns; its absence is an error.
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error) {
     *result = json_object_get(object, key);
     return json_is_array(*result) ? NULL : json_wrong_type(*result, key, "an array", name, error);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Members that may be absent. null counts as absent: Hugging Face's files write it for what is not set.
+// ---- members that may be absent: *result is `fallback` or NULL then, and for null, as Hugging Face's files write ----
 
 bool json_has(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     return value && !json_is_null(value);
 }
-// *result = the member `key` as by json_get_int; `fallback` where it is absent or null.
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_int(object, key, least, below, result, name, error) : NULL;
 }
-// *result = the member `key` as by json_get_number; `fallback` where it is absent or null.
 const char *json_opt_number(const json_t *object, const char *key, double least, double most, double fallback,
                             double *result, const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_number(object, key, least, most, result, name, error) : NULL;
 }
-// *result = the member `key` as by json_get_bool; `fallback` where it is absent or null.
 const char *json_opt_bool(const json_t *object, const char *key, bool fallback, bool *result, const char *name,
                           struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_bool(object, key, result, name, error) : NULL;
 }
-// *result = the member `key` as by json_get_string; `fallback` itself where it is absent or null.
 const char *json_opt_string(const json_t *object, const char *key, const char *fallback, const char **result,
                             const char *name, struct error_text *error) {
     *result = fallback;
     return json_has(object, key) ? json_get_string(object, key, result, name, error) : NULL;
 }
-// *result = the member `key` as by json_get_object; NULL where it is absent or null.
 const char *json_opt_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error) {
     *result = NULL;
     return json_has(object, key) ? json_get_object(object, key, result, name, error) : NULL;
 }
-// *result = the member `key` as by json_get_array; NULL where it is absent or null.
 const char *json_opt_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error) {
     *result = NULL;

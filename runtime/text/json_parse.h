@@ -1,13 +1,11 @@
 // Reads untrusted JSON by jansson: parsing with limits, then members by name, whose type and bounds are checked. Each
 // function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place.
-//
 //     json_t *root;
 //     const char *problem = json_parse_object(&root, data, bytes, "config.json", &error);
 //     if (!problem)
 //         problem = json_get_int(root, "hidden_size", 1, 1 << 20, &hidden_size, "config.json", &error);
 //     ...
 //     json_decref(root); // NULL is fine
-//
 // `name` begins each message: the file, or the file and the object's place in it. Keys may be from the file.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
@@ -26,9 +24,8 @@ __BEGIN_DECLS
 struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
-// Parses any value. The caller owns *root, which is NULL after an error. Refused are duplicate keys, bytes after the
-// value, malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold a \u0000,
-// which json_check_string refuses.
+// Parses any value: *root is the caller's, NULL after an error. Refused are duplicate keys, bytes after the value,
+// malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values; json_check_string refuses \u0000.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
 // Parses an object; any other value, and what json_parse refuses, is an error: *root, the caller's, is then NULL.

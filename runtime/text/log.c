@@ -16,8 +16,6 @@
 #include <time.h>                     // clock_gettime
 #include <unistd.h>                   // isatty, write
 
-// ---- the start-up report ----
-
 void log_row(const char *key, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -101,8 +99,7 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Keeps the log of an earlier run as PATH.old: a run that saved no checkpoint has nothing else that tells of it, and a
-// command given again by mistake would remove it.
+// Keeps an earlier run's log as PATH.old: it may be all that tells of that run, and a repeated command would remove it.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;
@@ -147,8 +144,7 @@ void log_open_events(struct log *log, const char *folder, int64_t first_step) {
     log->events = event_file_open(folder, first_step);
 }
 
-// Reports a failure once, and cuts an incomplete line off, so that the file parses. Later lines are still tried: the
-// disk may have room by then.
+// Reports a failure once and cuts an incomplete line off. Later lines are still tried: the disk may have room by then.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -178,7 +174,6 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
-// Whether a step is one of those with a progress line in a pipe or file.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
@@ -231,7 +226,6 @@ static void log_line_end(struct log *log, struct json *json) {
         event_file_add(log->events, log->line_text, log->line_bytes);
 }
 
-// Writes a step's object into log.jsonl, if the log has that file.
 static void log_write_step(struct log *log, const struct log_step *s) {
     if (!log->line)
         return;
@@ -282,16 +276,14 @@ void log_object(struct log *log, int64_t step, const char *key, void (*write)(st
 
 // ---- the progress line ----
 
-// Returns the monotonic clock, in seconds.
 static double log_clock_s(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Returns the seconds left, from the mean wall time of a step so far, validation and samples included. The first step,
-// which has the page faults and cold caches, starts the clock and is not counted: after it, *rough, the steps left are
-// taken to be as long as this step_s (NAN: not known).
+// Returns the seconds left, by the mean wall time of steps so far, validation and samples included. The first, with
+// page faults and cold caches, only starts the clock: after it, *rough, by this step_s (NAN: not known).
 static double log_eta_s(struct log *log, int64_t step, double step_s, double now_s, bool *rough) {
     *rough = false;
     if (log->timed_from < 0) {
@@ -359,8 +351,6 @@ static void log_draw(struct log *log, const struct log_step *s) {
         printf("%s\n", text);
     fflush(stdout);
 }
-
-// ---- a step ----
 
 void log_step(struct log *log, const struct log_step *s) {
     log_write_step(log, s);

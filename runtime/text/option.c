@@ -21,8 +21,6 @@ bool option_is_flag(const struct option_row *row) {
     return row->kind == OPTION_BOOL || (row->kind == OPTION_ENUM && strncmp(row->argument, "false|true|", 11) == 0);
 }
 
-// ---- values ----
-
 static const char option_bool_names[] = "false|true|no|yes|off|on|0|1"; // false and true in turn
 
 int option_choice(const char *list, const char *text) {
@@ -113,8 +111,7 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units: K = KiB = 1024, KB = 1000. False: the text is no size. *overflow: 2^63 bytes or more. A
-// long double holds every 64-bit count exactly.
+// Parses a size in GNU's units: K = KiB = 1024, KB = 1000; false: none. *overflow: 2^63 or more (long double is exact).
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -149,8 +146,8 @@ static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to *list, which moves to other memory; the former is freed. The first call, which finds NULL there
-// and sets the default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
+// Appends an element to *list, in new memory; the former is freed. The first call, on NULL, makes the list, maybe
+// empty.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";
@@ -178,8 +175,7 @@ int option_list_count(const char *list) {
     return count;
 }
 
-// Reads a text into the field of a bool or an enum; flags also take yes, no, on, off, 1 and 0. Returns NULL, or what is
-// wrong with the text: the field is then unchanged.
+// Reads a text into a bool's or an enum's field; flags take yes, no, on, off, 1, 0 too. Returns NULL, or what is wrong.
 static const char *option_read_choice(const struct option_row *row, void *field, const char *text) {
     int choice = row->kind == OPTION_ENUM ? option_choice(row->argument, text) : -1;
     if (choice < 0 && option_is_flag(row) && (choice = option_choice(option_bool_names, text)) >= 0)
@@ -193,8 +189,7 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// Returns how a number is out of range: too near to 0, too large, or only that, where the row's limits, which the
-// message names next, say the rest.
+// Returns how a number is out of range; the row's limits, which the message names next, say the rest.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";
@@ -203,8 +198,7 @@ static const char *option_out_of_range(const struct option_row *row, bool overfl
     return "out of range";
 }
 
-// Reads a text into the field of a number, within the row's limits. Returns NULL, or what is wrong with the text: the
-// field is then unchanged.
+// Reads a text into a number's field, within the row's limits. Returns NULL, or what is wrong: the field then stays.
 static const char *option_read_number(const struct option_row *row, void *field, const char *text) {
     bool is_number = false, overflow = false;
     long long integer = 0;
@@ -278,7 +272,6 @@ const char *option_read(const struct option_row *row, void *field, const char *t
     return "not understood"; // not reached: no such kind
 }
 
-// Returns where the option's value lies in the struct `values`.
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
 
 bool option_names_value(const struct option_row *row, const char *word) {

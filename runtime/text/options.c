@@ -10,8 +10,7 @@
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// The number of characters inserted, deleted or changed, or neighbors swapped, from a to b: the Damerau-Levenshtein
-// distance.
+// The number of edits from a to b, of a character or a swap of neighbors: the Damerau-Levenshtein distance.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -28,8 +27,7 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Returns the distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for
-// --num-layers).
+// Returns a word's edit distance from a name, but 1 for a substring of the name (--layers for --num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
@@ -142,7 +140,6 @@ static struct option_word option_word_read(const struct options *options, const 
     return result;
 }
 
-// Prints the version, and how the program was built.
 static void options_version(const struct options *options) {
     fputs(options->version, stdout);
     if (options->describe_build)
@@ -151,8 +148,7 @@ static void options_version(const struct options *options) {
         putchar('\n');
 }
 
-// Prints what the word --help or --version asks for and ends the program; does nothing for another word. next: the word
-// behind it, the topic of the help; NULL: none.
+// Prints what --help or --version asks for and ends the program; another word: does nothing. next: the topic, or NULL.
 static void option_help_or_version(const struct options *options, const char *word, const char *next) {
     if (strncmp(word, "--help=", 7) == 0)
         options_help(options, word + 7, stdout);
@@ -165,8 +161,7 @@ static void option_help_or_version(const struct options *options, const char *wo
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-// Ends the program because an option lacks its value. next: the word behind the option. NULL: none; the option then asks
-// what there is, and list_values may print the answer.
+// Ends the program: an option lacks its value. next: the following word; NULL: none, and list_values may print values.
 static void option_without_value(const struct options *options, const struct option_row *row, const char *next) {
     char name[OPTION_NAME], expected[OPTION_TEXT];
     if (!next && options->list_values && options->list_values(row))
@@ -180,8 +175,7 @@ static void option_without_value(const struct options *options, const struct opt
 static bool option_is_file(const char *word) {
     return *word && word[0] != '-' && !word[strcspn(word, ",*?[]{}~\\")] && access(word, F_OK) == 0;
 }
-// The number of words after the value argv[at] that are files as it is: what a shell makes of a pattern that is not
-// quoted.
+// The number of files in the words after the value argv[at], a file too: what a shell makes of an unquoted pattern.
 static int option_files_after(int at, int argc, char **argv) {
     int count = 0;
     while (option_is_file(argv[at]) && at + count + 1 < argc && option_is_file(argv[at + count + 1]))

@@ -1,9 +1,6 @@
 // Long GNU options from a table: a row is an option and says where in a struct its value goes.
-//
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
-//
 // A flag is a bool, or an enum whose first two names are false and true: --plan is true, --plan=full its third name.
-//
 // The syntax is GNU's, without getopt or argp: these can't suggest the nearest option, sort the help alphabetically and
 // break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
 #pragma once
@@ -79,17 +76,15 @@ enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
-// Reads the command line into `values`; fields of options that are not on it keep their values. given[row], which the
-// caller sets to false before, becomes true for each option on it; of an option given twice, the last wins. Strings
-// point into argv, but for the joined names of files of OPTION_FILES. --help and --version print and end the program, as
-// a wrong option does (exit status 2).
+// Reads the command line into `values`; other options' fields stay. given[row], false before, becomes true for each
+// option on it; of one given twice the last wins. Strings point into argv, but for joined names of OPTION_FILES. --help
+// and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts (a preset; NULL after the last), except those with given[row]. The texts must
-// outlive the values. An unknown name or a wrong value ends the program.
+// Sets options from "name=value" texts, NULL after the last, which must outlive the values, except those with
+// given[row]. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
-// Prints the usual options (topic NULL), all options ("all"), the options of a topic, or the options that have the word
-// `topic`, maybe with dashes before it, in their names or, where none has, in their texts; ends the program where there
-// are none.
+// Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
+// maybe with dashes before it, in their names or, where none has, in their texts. Ends the program where none are.
 void options_help(const struct options *options, const char *topic, FILE *out);
 // text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
@@ -99,9 +94,8 @@ const struct option_value *options_value_of(const struct options *options, const
 // Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
-// ---- one option ----
-// Returns the index of the row whose name is `word`, else of the only one that begins with `word`; -1: none. Several
-// end the program. flags: looks only at flags, for --no-NAME.
+// Returns the index of the row named `word`, else of the only one that begins so; -1: none. Several end the program.
+// flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
 // Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
 bool option_is_flag(const struct option_row *row);
@@ -117,13 +111,11 @@ const char *option_read(const struct option_row *row, void *field, const char *t
 void option_set(const struct option_row *row, void *values, const char *text);
 // text = what the user should have written, in words: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
-// Writes the option as a member of the object that is open in *json: its value, of the JSON type of its kind; a seed of
-// 2^63 or more as a string.
+// Writes the option as a member of the open object, by the JSON type of its kind; a seed of 2^63 or more as a string.
 void option_write_json(const struct option_row *row, const void *values, struct json *json);
 // Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
-// ---- one value ----
 // Returns the position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);

@@ -58,7 +58,6 @@ static void option_help_title(const struct options *options, const char *which, 
     fprintf(out, "Usage: %s [--OPTION VALUE]...\n%s\n%s The default of each is in brackets.\n", options->program,
             options->summary, which);
 }
-// Prints the usual options, and how to see the others.
 static void options_help_usual(const struct options *options, FILE *out) {
     char topics[OPTION_TEXT];
     int all = 0;
@@ -79,7 +78,6 @@ static void options_help_usual(const struct options *options, FILE *out) {
             all);
     fputs(options->notes, out);
 }
-// Prints all options under their headings.
 static void options_help_all(const struct options *options, FILE *out) {
     option_help_title(options, "These are all options.", out);
     for (int i = 0; i < options->count; i++)
@@ -106,8 +104,7 @@ static bool options_help_topic(const struct options *options, const char *topic,
     }
     return any;
 }
-// Prints the options whose names, as users write them, have a word, or whose texts have it. Returns whether there are
-// some.
+// Prints options whose names, as users write them, or texts (in_texts) have a word. Returns whether there are any.
 static bool options_help_word(const struct options *options, const char *word, bool in_texts, FILE *out) {
     char name[OPTION_NAME];
     bool any = false;
