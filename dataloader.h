@@ -1,21 +1,18 @@
 // The data loader: batches of samples from token shards.
 //
 // A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
-// within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
+// within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out. The order
+// of samples is one global sequence that depends only on the shards, T and the seed: epochs in shuffled orders
+// (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h). The
+// position counts samples of that sequence, so that a run may resume with another batch size or number of processes.
 //
-// The order of samples is one global sequence that depends only on the shards, T and the seed: epochs in shuffled
-// orders (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h).
-// The position is a number of samples of that sequence, so that a run may resume with another batch size or number of
-// processes.
+// Where documents are separated, each token comes with the place in the sample at which its document begins (0: or
+// before): at the end-of-text token or after it, or where a Megatron dataset's .idx says. Finetuning shards
+// (formats/finetune_shard.h) say themselves where documents begin, and which targets count; their rows are the windows.
 //
-// Where documents are to be separated, each sample comes with the place at which the document of each token begins: at
-// the end-of-text token or after it, or where the .idx of a Megatron dataset says. Where a window begins within a
-// document, that document counts as beginning at 0. Finetuning shards (formats/finetune_shard.h) say themselves where
-// documents begin, and which targets count; their rows are the windows.
-//
-// Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
-// file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
-// each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
+// A thread reads files by pread (why no mapping: read_exactly in runtime/files/file_read.c), ahead of the step, into a
+// ring of samples, so that cold pages, network file systems and the checks of tokens cost the step nothing. Timing
+// can't change the result, because the place of each sample is computed.
 #pragma once
 #include <inttypes.h> // PRIu64
 #include <pthread.h>  // pthread_create, mutex, condition
@@ -37,9 +34,6 @@
 #include "formats/token_paths.h"        // paths_find
 #include "runtime/files/file_read.h"    // open_regular
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The loader
-
 // The size and modification time, which tell a file that was written anew; rsync and cp -p keep an unchanged file's.
 struct file_stamp {
     int64_t bytes;
@@ -52,8 +46,7 @@ struct sample_reader {
     unsigned char *raw;        // (T+2) tokens as stored in the file
 };
 
-// A set of shards, of which a mixture has several: the loader's files from first_file on, in an order of their own. Only
-// the thread asks where a sample lies, if there is one.
+// A mixture's set of shards, from first_file on, in their own order. Only the thread, if any, asks where samples lie.
 struct data_part {
     int first_file;
     uint64_t total_tokens;
@@ -66,7 +59,6 @@ struct part_start {
     int num_changes;
 };
 
-// How documents are told apart.
 enum document_boundary {
     BOUNDARY_NONE,  // not needed
     BOUNDARY_FIRST, // the delimiter is the first token of a document
@@ -77,13 +69,11 @@ enum document_boundary {
 struct document_rule {
     enum document_boundary boundary;
     int delimiter; // the end-of-text token; -1: none is known
-    // Targets that are the first token of another document, and are not the delimiter, become -1: they do not count.
-    // With BOUNDARY_BITS only the shard's loss bits say which targets count.
+    // Targets that begin another document, and are not the delimiter, become -1: uncounted. Unused with BOUNDARY_BITS.
     bool mask_targets;
 };
 
-// The thread that reads ahead, and its ring buffer. The thread follows a plan: samples of this rank from a global
-// position on, B at a time. Of these the ring holds samples used..made-1.
+// The thread that reads ahead by a plan: this rank's samples from a position on, B at a time. The ring: used..made-1.
 struct read_ahead {
     int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
@@ -123,7 +113,6 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Finds the file of a sample of the global sequence, and the sample's first token in that file.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -134,7 +123,6 @@ static void dataloader_locate(const struct dataloader *loader, uint64_t sample, 
     *first_token = window * (uint64_t)loader->T;
 }
 
-// The number of documents of a file that begin before a token.
 static uint64_t documents_before(const struct token_file *file, uint64_t token) {
     uint64_t low = 0, high = file->num_documents; // all before low begin earlier, none from high on
     while (low < high) {
@@ -146,8 +134,7 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = the place in the sample at which the document of each of its n tokens begins. The sample's first
-// token is token `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
+// documents (n) = where in the sample, at `first` of the file, each token's document begins; not set for NONE and BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -192,9 +179,8 @@ static void reader_check_stamp(struct sample_reader *reader, const struct datalo
     stamp->modified = status.st_mtim;
 }
 
-// out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) =
-// sample_documents', with BOUNDARY_BITS finetune_shard_read's marks; unused with BOUNDARY_NONE. Returns NULL, or what
-// is wrong, in `error`.
+// out (T+1) = a sample of the global sequence, checked against the vocabulary; documents (T+1) = sample_documents',
+// with BOUNDARY_BITS finetune_shard_read's marks; unused with BOUNDARY_NONE. Returns NULL or the problem.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -323,7 +309,6 @@ static int read_ahead_take(struct dataloader *loader, int *count) {
         ++*count;
     return slot;
 }
-// Gives the ring's `count` oldest slots back to the thread.
 static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_lock(&ahead->mutex);
     ahead->used += (uint64_t)count;
@@ -331,11 +316,9 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening
+// ---- opening ----
 
-// Opens the files of `paths` (count) once each, as the loader's next ones, and counts their windows. Ends the program
-// where one does not fit the other files or the loader's sizes.
+// Opens `paths` (count) as the loader's next files and counts their windows; one that does not fit ends the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -368,7 +351,6 @@ static void dataloader_open_files(struct dataloader *loader, char **paths, int c
     }
 }
 
-// Finds and opens the files of all parts of the mixture. Ends the program where files can't be used.
 static void dataloader_open_parts(struct dataloader *loader, uint64_t seed, bool shuffle) {
     const int parts = loader->mixture.count;
     loader->parts = (struct data_part *)dataloader_alloc(loader->option, (size_t)parts, sizeof *loader->parts);
@@ -419,9 +401,9 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
 }
 
 // Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas, or a mixture of such
-// patterns (formats/mixture.h). B: samples that a rank is expected to take at a time. batches_ahead: a thread reads that
-// many times B samples ahead; 0: no thread does. option: the pattern's option, for messages; it outlives the loader.
-// Ends the program where files can't be used.
+// patterns (formats/mixture.h). B: samples that a rank takes at a time; a thread reads batches_ahead times B ahead, 0:
+// no thread does. option: the pattern's option, for messages; outlives the loader. Ends the program where files can't
+// be used.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -468,8 +450,7 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Tells documents apart by `rule`, whose boundary is BOUNDARY_INDEX only for Megatron datasets; an .idx that can't be
-// read ends the program. Called at most once, before the first sample is read.
+// Sets how documents are told apart, once, before any read (BOUNDARY_INDEX: Megatron's); a bad .idx ends the program.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -488,17 +469,14 @@ static inline enum token_format dataloader_files_format(const struct dataloader 
     return loader->files[0].format;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Use
+// ---- use ----
 
-// Where a micro-batch is read to.
 struct token_batch {
     int32_t *inputs, *targets; // (B, T); a target of -1 does not count
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Fills row b of a batch from a sample, tokens (T+1); a target that does not count becomes -1. documents (T+1): where
-// each token's document begins, as reader_read sets it; unused with BOUNDARY_NONE.
+// Fills row b of a batch from a sample, tokens (T+1), and reader_read's documents (T+1), unused with BOUNDARY_NONE.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -564,7 +542,6 @@ static void dataloader_read_batch(struct dataloader *loader, struct token_batch 
         dataloader_read_now(loader, batch, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
-// Does what dataloader_read_batch does, without document starts.
 static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
     const struct token_batch batch = {inputs, targets, NULL};
     dataloader_read_batch(loader, batch, B);
@@ -582,8 +559,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
-// Moves to a sample of a run whose mixture began at first_sample, with what is known of each part (mixture.count).
-// Shards that were added to a part are used from the part's first epoch that has not begun.
+// Moves to a sample of a run whose mixture began at first_sample; starts (mixture.count) has each part's past. Shards
+// that were added to a part are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -598,8 +575,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Takes from now on only samples of one part, in the part's own order, from its first sample on; -1: the mixture's.
-// The loader has no thread.
+// Takes from now on only samples of one part (-1: the mixture's), in its own order from its first; there is no thread.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only = part;
     dataloader_seek(loader, 0);

@@ -1,7 +1,5 @@
-// The choices of options: an enum for each, and the names that users write.
-//
-// The choices of an option are a list of rows, X(enumerator, "name", ...), from which both the enum and the names that
-// the option takes are made.
+// The choices of options: for each option a list of rows, X(enumerator, "name", ...), from which both the enum and the
+// names that users write are made.
 #pragma once
 #include "runtime/schedule.h" // LR_DECAY_STYLES, whose rows have the same form
 #include <math.h>             // sqrt
@@ -107,7 +105,6 @@ enum config_muon_split_qkv { MUON_QKV_SPLITS(CHOICE_ENUMERATOR) };
 enum config_frozen_weights_format { FROZEN_WEIGHTS_FORMATS(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
-// Whether the MLP has a gate beside its up projection.
 static inline bool activation_is_gated(enum activation activation) {
     switch (activation) {
 #define ACTIVATION_CASE(enumerator, name, gated)                                                                       \

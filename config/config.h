@@ -1,9 +1,6 @@
-// Every option of the engine: one struct, one table with a row for each. config/resolve.h reads the command line and
-// checks options against each other, config/presets.h has the presets.
-//
-// Option names are Megatron-LM's where it has one; --lora-rank is config.finetuning.lora_rank. To add an option, add a
-// field to its section's struct (config/sections.h) and a row: --help, config.json, the presets and what a checkpoint
-// remembers follow from the table.
+// Every option of the engine: one struct, one table with a row for each. Names are Megatron-LM's where it has one;
+// --lora-rank is config.finetuning.lora_rank. To add an option, add a field to its section's struct (config/sections.h)
+// and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
 #include "config/choices.h"        // the choices of other options
 #include "config/presets.h"        // the choices of --preset
@@ -49,12 +46,9 @@ struct config {
     int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
     const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
-    // Returns the samples of the run, from its first on, up to the end of --train-epochs epochs: set by main,
-    // who can read data; NULL: of nobody.
+    // Returns the run's samples up to the end of --train-epochs epochs; set by main, who can read data; NULL: none.
     uint64_t (*samples_of_epochs)(const struct config *config);
 };
-
-// ---- the table ----
 
 // Flags of a row: how a resumed run, several ranks and config.json treat the option.
 enum config_flag {

@@ -1,9 +1,8 @@
-// config.json, which a run writes into --out, and --config, which reads it or a file that a user wrote.
-//
-// The file is an object with a member for each option. A run's has all options as they were resolved, and two members
-// more, by which it reads back as what the user gave: "given" has the names of these options, "left_open" the values
-// that the run chose for others. An option that is in neither has its default. Where a value was edited since, so that it
-// is not the one of "left_open" or the default, it counts as given. A file without "given" gives each option that it has.
+// config.json, which a run writes into --out, and --config, which reads it or a file that a user wrote: an object with
+// a member for each option; one without a member has its default. A run's file has all options as they were resolved,
+// and two members by which it reads back as what the user gave: "given" has these options' names, "left_open" the
+// values that the run chose for others. A value that was edited since counts as given. A file without "given" gives
+// each option that it has.
 #pragma once
 #include "config/config.h"            // struct config
 #include "runtime/files/file_read.h"  // is_pipe, read_whole
@@ -33,9 +32,6 @@ static inline bool config_auto_chooses(int row) {
     return false;
 }
 
-// ---- writing ----
-
-// Whether an option has its default.
 static inline bool config_is_default(const struct config *config, int row) {
     struct config defaults;
     char text[OPTION_TEXT], default_text[OPTION_TEXT];
@@ -47,14 +43,12 @@ static inline bool config_is_default(const struct config *config, int row) {
     return strcmp(option_text(text, &config_rows[row], config),
                   option_text(default_text, &config_rows[row], &defaults)) == 0;
 }
-// Whether the option of a row says which weights the run began with. A run may find them by itself: the adapters that
-// --init-from names, and, when it goes on from a checkpoint, what that checkpoint's run began with.
+// Whether a row's option names the weights that the run began with, which --init-from or a checkpoint may set.
 static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether a run that reads the file takes the option of a row from it: not --out, --resume and --new-data, which are of one
-// run, nor --config.
+// Whether a run that reads the file takes a row's option from it: not --config, nor --out and others of one run.
 static inline bool config_file_gives(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -90,8 +84,6 @@ static inline void config_write_json(const struct config *config, const char *pa
         fail("%s: cannot be written: %s", path, strerror(errno));
 }
 
-// ---- reading ----
-
 // Returns the row of an option by its whole name, with dashes or underscores; ends the program where there is none.
 static inline int config_file_row(const char *path, const char *name) {
     char wanted[OPTION_NAME], display[OPTION_NAME], hint[OPTION_TEXT];
@@ -103,8 +95,7 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option to a text in *config, which must outlive it where the option is a string. Ends the program where the text
-// is not the option's.
+// Sets an option in *config to a text, to which a string option then points. Ends the program for a wrong text.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -130,8 +121,7 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option to the value of a file's member in *config, whose lists are empty; strings point into the member. Ends
-// the program where the value is not the option's.
+// Sets an option in *config (lists empty) to a member's value; strings point into it. A wrong value ends the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -171,8 +161,7 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether a run's file says that an option was left open, and its value was not edited since. given: the names of the
-// options that were not; NULL: the file is a user's, which gives all.
+// Whether a run's file left an option open, not edited since. given: the others' names; NULL: a user's file gives all.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;

@@ -15,8 +15,7 @@ static inline int config_steps_of(const struct config *c, uint64_t samples) {
     }
     return (int)high;
 }
-// Sets --train-steps by --train-epochs, where it is given; the batch is resolved. Ends the program where --train-steps
-// is given too and is another number.
+// Sets --train-steps by --train-epochs, where given; the batch is resolved. Another --train-steps ends the program.
 static inline void config_resolve_epochs(struct config *c) {
     if (c->training.train_epochs <= 0 || !config_trains(c))
         return;

@@ -2,8 +2,7 @@
 #pragma once
 #include "config/config.h" // struct config
 
-// The modules of a block that an adapter may change, as the model's files name them: q, k and v, and gate and up, may
-// be one module each. A bit each in config.lora_modules.
+// A block's modules that an adapter may change, bits of config.lora_modules; q, k and v, or gate and up, may be one.
 enum lora_module {
     LORA_QKV = 1 << 0, // one module
     LORA_Q = 1 << 1,
@@ -20,20 +19,17 @@ enum lora_module {
 static inline double config_lora_alpha(const struct config *c) {
     return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
-// Returns the factor of an adapter's output, with LoRA on: alpha / rank, or with rsLoRA alpha / sqrt(rank)
-// (Kalajdzievski 2023, arXiv 2312.03732).
+// Returns alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732), of a run with LoRA.
 static inline double config_lora_scale(const struct config *c) {
     const double alpha = config_lora_alpha(c);
     return c->finetuning.lora_use_rslora ? alpha / sqrt((double)c->finetuning.lora_rank)
                                          : alpha / c->finetuning.lora_rank;
 }
 
-// Whether parameters are frozen: by LoRA, or by --freeze.
 static inline bool config_freezes(const struct config *c) {
     return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
 }
 
-// Ends the program where options of finetuning contradict each other or other options.
 static inline void config_check_finetune(const struct config *c) {
     if (c->finetuning.lora_rank == 0 &&
         (c->finetuning.lora_alpha > 0 || c->finetuning.lora_dropout > 0 || c->finetuning.lora_use_rslora ||

@@ -2,7 +2,6 @@
 #pragma once
 #include "config/config.h" // struct config
 
-// The number of bytes of an element in a format.
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
@@ -20,15 +19,13 @@ static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off with offload, unless the user gave it: the copy that checkpoints are written from
-// would take the host's memory that states were sent to.
+// Switches --checkpoint-async off with offload, unless given: its copy would take the host memory that states went to.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))
         c->checkpoints.checkpoint_async = false;
 }
 
-// Ends the program where options of offload or of state formats contradict each other, the ranks or the kind of run.
 static inline void config_check_offload(const struct config *c) {
     if (c->states.optimizer_offload_fraction != 1 && !c->states.optimizer_cpu_offload)
         fail("--optimizer-offload-fraction %g needs --optimizer-cpu-offload", c->states.optimizer_offload_fraction);
@@ -58,8 +55,7 @@ static inline void config_check_offload(const struct config *c) {
              config_other_run(c));
 }
 
-// Ends the program where options of offload, of state formats or of the memory plan contradict each other; resolves
-// --checkpoint-async (config_resolve_copies).
+// Ends the program where options of offload, state formats or the plan contradict; resolves --checkpoint-async.
 static inline void config_check_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)

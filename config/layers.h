@@ -12,8 +12,7 @@ static inline bool config_next_number(const char **at, double *value) {
     *at = *end ? end + 1 : end;
     return true;
 }
-// out (n) = the n numbers of a list, which are finite and at least `least`; another list ends the program. option: the
-// option's name, for the message.
+// out (n) = the n finite numbers of a list, each at least `least`; another list ends the program, naming `option`.
 static inline void config_numbers(double *out, int n, const char *option, const char *list, double least) {
     const char *at = list;
     for (int i = 0; i < n; i++)
@@ -23,9 +22,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `layer` of num_layers is marked by `text`, which `option` was given: none, a number N, or a list with a 0 or
-// 1 for each layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all
-// other layers. none marks every layer with `others`, else no layer. Any other text ends the program.
+// Whether `text`, the value of `option`, marks a layer: a list of num_layers 0s and 1s by its 1; a number N each N-th
+// layer, first N - 1, or with `others` all but these; none marks no layer, with `others` all. Other texts end the
+// program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;
@@ -70,7 +69,6 @@ static inline bool config_layer_is_windowed(const struct config *c, int layer) {
     return config_window(c) > 0 && config_marks_layer("--window-attn-skip-freq", c->model.window_attn_skip_freq, layer,
                                                       c->model.num_layers, true);
 }
-// Whether each position has a learned vector, which the embedding adds.
 static inline bool config_learns_positions(const struct config *c) {
     switch (c->model.position_embedding_type) {
     case POSITION_LEARNED: return true;
@@ -91,13 +89,11 @@ static inline bool config_layer_is_rotary(const struct config *c, int layer) {
     return config_rotates(c) &&
            !config_marks_layer("--no-rope-freq", c->model.no_rope_freq, layer, c->model.num_layers, false);
 }
-// The number of a head's elements that RoPE rotates.
 static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Finds the layers whose linear layers train in FP8: from *first to before *end. Without any *first and *end are 0:
-// without --fp8-format, and in a run that does not train.
+// Sets *first and *end to the layers, *end excluded, whose linear layers train in FP8; to 0 where none do.
 static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
     const bool ends = c->fp8.first_last_layers_bf16;
     *first = ends ? c->fp8.num_layers_at_start_in_bf16 : 0;

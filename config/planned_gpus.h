@@ -4,8 +4,7 @@
 #include <stddef.h> // NULL
 #include <stdlib.h> // strtol
 
-// Returns the name within the text of --plan-gpu, "2x3090" or "3090", which is a part of the text. *count = the GPUs; 0:
-// the text has no number, or one that is no number of GPUs.
+// Returns the name in --plan-gpu's text, "2x3090" or "3090", a part of it; *count = the GPUs, 0: no number of GPUs.
 static inline const char *planned_gpus(const char *text, int *count) {
     char *end = NULL;
     *count = 0;

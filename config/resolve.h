@@ -1,5 +1,6 @@
-// What the user asked for becomes what the engine runs: the command line is read, options that were left open are set
-// from the preset or derived from others, and options that contradict each other end the program.
+// What the user asked for becomes what the engine runs: config_read reads the command line, config_resolve_... set what
+// was left open, by the preset or others; they, and config_check_..., end the program where options contradict each
+// other.
 #pragma once
 #include "config/config.h"            // struct config
 #include "config/config_file.h"       // config_read_file
@@ -20,8 +21,7 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Derives the number of query groups and the size of a head where they are 0. Ends the program unless the groups divide
-// the heads, the heads divide the hidden size (for a derived size of a head), and 8 divides the size of a head.
+// Derives the query groups and head size left open. Sizes that don't divide, or a head's not by 8, end the program.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -114,7 +114,6 @@ static inline void config_check_rope(const struct config *c) {
         config_numbers(factors, pairs, "--rope-long-factors", c->model.rope_long_factors, 1e-6);
     }
 }
-// Ends the program where options of the model contradict each other, or lists of layers can't be read.
 static inline void config_check_model(const struct config *c) {
     config_check_rope(c);
     if (config_window(c) == 0 && strcmp(c->model.window_attn_skip_freq, "none") != 0)
@@ -146,7 +145,6 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Derives the model's options that were left open; ends the program where the model's options contradict each other.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -169,9 +167,8 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks, to 1 at least or to --world-size (c->rank is 0 then), which is the number of --plan-gpu's GPUs where it
-// names one, and --bucket-mib where it is 0. Ends the program where --world-size is without --plan or contradicts
-// --plan-gpu, or --bucket-mib is too little.
+// Sets c->ranks, at least 1, with --plan to --world-size or the number in --plan-gpu (c->rank is 0 then), and
+// --bucket-mib where it is 0. Contradictions, and too little a --bucket-mib, end the program.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
     planned_gpus(c->memory.plan_gpu, &gpus);
@@ -195,9 +192,9 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Sets c->ramp by --rampup-batch-size, three integers with spaces or commas between them; "": each step has the global
-// batch. Call it when --global-batch-size is resolved. Ends the program for another text, where START or INCREMENT is
-// no multiple of all ranks' micro-batches, and where the increments do not reach the global batch.
+// Sets c->ramp by --rampup-batch-size, three integers, or "": always the global batch, which is resolved. Ends the
+// program for other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the global
+// batch.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -243,7 +240,6 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
-// Sets the schedule's steps that were left open; ends the program where steps or learning rates contradict each other.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -280,7 +276,6 @@ static inline void config_check_optimizer(const struct config *c) {
             fail("--%s needs --optimizer muon", option_display(name, config_rows[row].name));
 }
 
-// Ends the program where options of tasks and perplexity contradict each other or the kind of run.
 static inline void config_check_scoring(const struct config *c) {
     if (*c->evaluation.generate && config_scores(c))
         fail("--generate and --%s are two runs; give one of them",
@@ -301,8 +296,6 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
-// Sets the options of documents, validation and samples that were left open; ends the program where options of data, or
-// of the kind of run, contradict each other or are missing.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -367,8 +360,6 @@ static inline void config_check_recompute_lists(const struct config *c) {
         recompute_next_entry(c->recompute.recompute_layer_modules, &at);
 }
 
-// ---- sizes ----
-
 // Ends the program where q, k and v are together 2^30 wide, a micro-batch has 2^30 tokens, or the activations' bytes or
 // the run's tokens reach 2^60: other files compute with these numbers in 32 and 64 bits.
 static inline void config_check_sizes(const struct config *c) {
@@ -392,11 +383,8 @@ static inline void config_check_sizes(const struct config *c) {
              c->training.train_steps, c->training.global_batch_size);
 }
 
-// ---- the entry points ----
-
-// Makes --recompute-granularity partial, the word for full recomputation of some layers, full with --recompute-method
-// block or, where the user names the layers, with --recompute-layers, and says so. Ends the program where neither they
-// nor their number are given, or the method is another.
+// Turns --recompute-granularity partial into full, of --recompute-layers or else by --recompute-method block, and says
+// so. Ends the program where neither layers nor their number are given, or the method is another.
 static inline void config_resolve_partial(struct config *c) {
     struct recompute_options *const r = &c->recompute;
     if (r->recompute_granularity != RECOMPUTE_PARTIAL)
@@ -446,8 +434,7 @@ static inline struct config config_read(int argc, char **argv, const struct conf
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets the options that the user left open: from the preset, then derived from the other options. c->ranks is set
-// before; 0: one rank. Ends the program where options contradict each other.
+// Sets options left open, from the preset or derived. c->ranks is set before; 0: one. Contradictions end the program.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);
@@ -464,7 +451,6 @@ static inline void config_resolve(struct config *config) {
     config_check_fit(config);
     config_check_finetune(config);
 }
-// Reads the command line and resolves it: config_read, then config_resolve.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);

@@ -109,7 +109,6 @@ struct fp8_options {
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
 };
 
-// Validation, scores and samples.
 struct evaluation_options {
     int val_every, val_steps, early_stop, sample_every, sample_tokens, sample_count;
     float temperature, top_p;
@@ -158,7 +157,6 @@ struct device_options {
     int threads;
 };
 
-// Several processes that train one model.
 struct process_options {
     int zero_stage;
     float bucket_mib;
