@@ -1,9 +1,7 @@
 // tokenize_text: the worker process of scripts/prepare_data.py. It turns blocks of documents on stdin into tokens on
 // stdout by the engine's tokenizer, one block after the other, until stdin ends. Numbers are little-endian.
-//
 //   tokenize_text TOKENIZER_JSON END_OF_TEXT BYTES_A_TOKEN VAL_BELOW FIELD
 //   tokenize_text --seen
-//
 // At the start the worker writes a `struct reply` of status READY, or FAILED and what is wrong.
 //
 // A request is a `struct request`. LINES: `bytes` of JSONL, of which each line has a text in FIELD. TEXTS_32, TEXTS_64:
@@ -13,7 +11,6 @@
 // documents for training and then those for validation, which are those whose digest is below VAL_BELOW. A document's
 // tokens begin with END_OF_TEXT; an empty one has none. LOOK: document number `documents` has to be looked at by a
 // parser of all of JSON. FAILED: `documents` bytes follow that say what is wrong.
-//
 // With --seen a request is a u64 count and so many digests, and the answer a byte each: whether the digest was there
 // before, in this request or an earlier one.
 #include <errno.h>  // errno
@@ -61,7 +58,6 @@ struct worker {
     struct reply reply;
 };
 
-// Ends the program: memory is out.
 static void end_without_memory(void) {
     fprintf(stderr, "tokenize_text: out of memory\n");
     exit(2);
@@ -106,7 +102,6 @@ static void write_all(const void *data, size_t bytes) {
         bytes -= (size_t)put;
     }
 }
-// Answers that something is wrong.
 static void write_failure(const char *problem) {
     struct reply reply;
     memset(&reply, 0, sizeof reply);
@@ -195,7 +190,6 @@ static const char *add_texts(struct worker *worker, const struct request *reques
     return NULL;
 }
 
-// Answers a request.
 static void answer(struct worker *worker, const struct request *request) {
     const size_t width = request->kind == TEXTS_32 ? 4 : request->kind == TEXTS_64 ? 8 : 0;
     const size_t bytes = (width ? ((size_t)request->count + 1) * width : 0) + request->bytes;

@@ -1,7 +1,5 @@
 // Prints a template with the table of options put into it: the manual page, and completions for bash and zsh.
-//
 //   write_reference TEMPLATE
-//
 // In a template @NAME@ stands for what the function of PARTS with that name prints. All of it comes from the tables of
 // options, presets and variables of the environment, so that a new row is in the manual and completes by itself.
 #include "config/config.h"   // config_rows, presets
@@ -10,10 +8,7 @@
 #include <stdio.h>           // FILE
 #include <stdlib.h>          // exit
 
-// ---- rows ----
-
-// Prints the topics of --help, which the table's headings have: `before` before the first, `between` before the others.
-// Returns whether there are any.
+// Prints --help's topics, from the table's headings, after `before`, then `between`. Returns whether there are any.
 static bool print_topic_list(const char *before, const char *between) {
     const char *last = "";
     for (int i = 0; i < CONFIG_ROWS; i++) {
@@ -25,7 +20,6 @@ static bool print_topic_list(const char *before, const char *between) {
     }
     return *last != 0;
 }
-// Prints what --help takes, each word after a blank.
 static void print_topics(void) {
     if (print_topic_list(" ", " "))
         fputs(" all", stdout);
@@ -34,8 +28,7 @@ static void print_topics(void) {
 // What a user may write as an option's value, for completion.
 enum value_kind { VALUE_WORDS, VALUE_FILES, VALUE_FOLDERS };
 
-// Reads the kind of values that a row's argument names, as auto|none|DIR: folders, and the words auto and none.
-// words (bytes) = the words, with a blank between two; an enum's are its choices.
+// Reads what kind of values a row's argument names; words (bytes) = the words among them, auto in auto|DIR, and blanks.
 static enum value_kind values_of(const struct option_row *row, char *words, size_t bytes) {
     const char *const list = row->kind == OPTION_BOOL ? "true|false" : row->argument;
     enum value_kind kind = VALUE_WORDS;
@@ -55,8 +48,7 @@ static enum value_kind values_of(const struct option_row *row, char *words, size
 
 // ---- the manual page, in man(7) ----
 
-// Prints a text of roff, in which no character is a command or becomes another one. wraps: at a blank after
-// MAN_COLUMNS columns begins another line, as no heading may.
+// Prints a text of roff in which no character is a command. wraps: a blank after MAN_COLUMNS columns begins a line.
 enum { MAN_COLUMNS = 60 };
 static void man_print(const char *text, bool wraps) {
     bool begins = true;
@@ -101,7 +93,6 @@ static void man_option(const struct option_row *row) {
     man_text(*row->default_text ? row->default_text : "none");
     fputs(".\n", stdout);
 }
-// Prints every option, under the headings of the table.
 static void print_man_options(void) {
     for (int i = 0; i < CONFIG_ROWS; i++)
         if (config_rows[i].kind == OPTION_GROUP)
@@ -109,7 +100,6 @@ static void print_man_options(void) {
         else
             man_option(&config_rows[i]);
 }
-// Prints every preset with the options that it sets.
 static void print_man_presets(void) {
     for (int i = 0; i < CONFIG_PRESETS; i++) {
         fputs(".TP\n.B ", stdout);
@@ -122,7 +112,6 @@ static void print_man_presets(void) {
         }
     }
 }
-// Prints the variables that change what is computed.
 static void print_man_environment(void) {
     for (int i = 0; i < ENVIRONMENT_VARIABLES; i++) {
         fputs(".TP\n.B ", stdout);
@@ -133,7 +122,6 @@ static void print_man_environment(void) {
     }
 }
 
-// Prints what may follow --help, as a sentence.
 static void print_man_topics(void) {
     if (print_topic_list("A topic may follow:\n", ",\n"))
         puts(" or all.");
@@ -176,7 +164,6 @@ static void zsh_text(const char *text) {
         else
             putchar(*c);
 }
-// Prints a specification of _arguments for each option.
 static void print_zsh_options(void) {
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
@@ -203,15 +190,12 @@ static void print_zsh_options(void) {
         puts("'");
     }
 }
-// Prints a specification of _arguments for the --no-NAME of each flag.
 static void print_zsh_negated(void) {
     char name[OPTION_NAME];
     for (int i = 0; i < CONFIG_ROWS; i++)
         if (config_rows[i].kind != OPTION_GROUP && option_is_flag(&config_rows[i]))
             printf("      '--no-%s[Switch --%s off]'\n", option_display(name, config_rows[i].name), name);
 }
-
-// ---- templates ----
 
 static void print_version(void) { fputs(TRAIN_GPT_VERSION, stdout); }
 
