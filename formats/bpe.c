@@ -77,6 +77,7 @@ static void heap_push(uint64_t *heap, size_t *count, uint64_t entry) {
         heap[place] = heap[(place - 1) / 2];
     heap[place] = entry;
 }
+// Removes the least entry of a heap of *count entries, at least one, and returns the entry.
 static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     const uint64_t top = heap[0], last = heap[--*count];
     size_t place = 0;

@@ -4,6 +4,7 @@
 //   process 0: checkpoint_wait_for_parts, checkpoint_commit
 // Every byte of a part is on the disk before checkpoint_part_end says so. Processes may be of several hosts, where the
 // file system lets them write different ranges of one file.
+//
 // No function here ends the process: each returns NULL, or a text, in the part, that says what failed. After a failure
 // the part holds nothing, process 0 is told (`unheard`: it could not be), and every later call returns the same text.
 #pragma once

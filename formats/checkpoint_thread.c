@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of the worker, `argument`, in the calling thread, and marks the job as done. Returns NULL to pthread.
+// Runs the job of the worker, `argument`, in the calling thread, and marks it as done. Returns NULL, as a thread does.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);

@@ -60,7 +60,8 @@ static int checkpoint_fsync_folder(int fd) {
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-// Creates the root, and the run's --out above it where that was removed or renamed since. Returns 0 or an errno.
+// Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
+// that too: the checkpoints are all that is left of the run. Returns 0 or an errno.
 static int checkpoint_make_root(const char *root) {
     char above[PATH_MAX];
     const char *const slash = strrchr(root, '/');

@@ -6,9 +6,11 @@
 //
 // Several processes may write a checkpoint together: this writer lays out the files that they share, each of them
 // writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. A shared file is read
-// back for its hash. No function here ends the process: each returns NULL, or a text, in the writer, that says what
-// failed, why, and what state the checkpoints are in. After a failure the writer holds nothing, the partial folder is
-// removed as far as possible, and every later call returns the same text.
+// back for its hash.
+//
+// No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
+// state the checkpoints are in. After a failure the writer holds nothing, the partial folder is removed as far as
+// possible, and every later call returns the same text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest
@@ -49,7 +51,7 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a file whose bytes are all in memory.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes` bytes, first `count` from `begin`; all processes, this one too, write the rest as parts.
+// Creates a file of `bytes`, first `count` from `begin`; every process, this one too, writes the rest as its part.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
 // Prepares for the parts of processes 1 to `parts`; its own is 0. Called after shared files are made, before any part.

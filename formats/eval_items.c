@@ -7,7 +7,7 @@
 
 enum { MAX_CHOICES = 1 << 16, WHERE = 512 };
 
-// Refuses a member of another name than an item's. where: file and line, for messages, here and below.
+// Refuses a member of another name than an item's. where: file and line, for messages.
 static const char *check_members(const json_t *root, const char *where, struct error_text *error) {
     static const char known[] = " task id context contexts continuation choices gold delimiter ";
     const char *key;

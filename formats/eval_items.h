@@ -45,6 +45,6 @@ const char *eval_item_choice(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes before a text's last white space, as Python's str.rstrip: Unicode's, and U+001C to U+001F.
+// The number of bytes before a text's last white space, as Python's str.rstrip finds it: Unicode's, U+001C to U+001F.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

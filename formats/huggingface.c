@@ -253,7 +253,8 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 
 // ---- config.json as read ----
 
-// Switches two biases on with add_bias_linear where an ARCHITECTURE_OURS lacks add_mlp_bias: its file is older.
+// Switches the attention projection's and the MLP's biases on where add_bias_linear is on, in a config.json of
+// ARCHITECTURE_OURS that lacks add_mlp_bias: the file is older than these options.
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {

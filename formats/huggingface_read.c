@@ -68,7 +68,8 @@ static const struct {
     {"gelu_fast", false, "gelu"},
     {"relu2", false, "squared_relu"},
 };
-// Sets the activation by the member `key`, else by the word `usual`; gated: the MLP has a gate, so words mean others.
+// Sets the activation from the member `key`, a word of transformers; `usual`: the word where it is absent. gated: the
+// class's MLP has a gate, which gives a word another meaning.
 static const char *set_activation(struct huggingface_config *h, const json_t *root, const char *key, const char *usual,
                                   bool gated, const char *name, struct error_text *error) {
     const char *word;
@@ -337,7 +338,8 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     huggingface_add_setting(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
-// Sets the activation from hidden_act, in Gemma 2 and 3 hidden_activation; Gemma 1 has either, and means tanh by gelu.
+// Sets the activation from hidden_act, in Gemma 2 and 3 from hidden_activation. Gemma 1 has either, and means the tanh
+// form by "gelu" too.
 static const char *read_activation(struct huggingface_config *h, const json_t *root,
                                    const struct architecture_traits *t, const char *name, struct error_text *error) {
     const bool gemma1 = t->gemma && !t->query_pre_attn_scalar;

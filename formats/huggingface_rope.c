@@ -30,7 +30,8 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, at `where` in the file, to `rope`; NULL, null: none. Unknown or other values are errors.
+// Adds the members of `from`, which may be NULL, to `rope`; null counts as absent. A member that `rope` has with
+// another value, or an unknown one, is an error. `where`: the place of `from` in the file.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -115,7 +116,8 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before scaling, from the top first, as transformers does; Phi-3 always has it there.
+// *original = the longest sequence before the scaling: the member at the top is read first, as transformers does.
+// Phi-3's class has that member even where the file has not.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";

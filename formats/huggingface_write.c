@@ -54,6 +54,7 @@ static void write_yarn(struct json *json, const struct config *c) {
         json_decimal_double(json, "mscale_all_dim", c->model.yarn_mscale_all_dim);
     }
 }
+// Whether longrope's factor follows from the lengths.
 static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;

@@ -26,6 +26,7 @@ static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;
 }
+// Whether the next character, after white space, is this one.
 static bool is_next(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *scan->at == character;

@@ -41,6 +41,7 @@ void manifest_free(struct manifest *manifest);
 bool manifest_name_is_allowed(const char *name);
 // Returns the entry of that name, valid until manifest_add or manifest_free; NULL: none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
-// Adds an entry, else zero, unchecked against MANIFEST_FILES; valid until the next call. NULL: out of memory.
+// Adds an entry of that name, its other fields zero, and returns it, valid until the next call; NULL: out of memory.
+// Neither the name nor MANIFEST_FILES is checked here.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);
 __END_DECLS

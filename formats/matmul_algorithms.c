@@ -92,6 +92,7 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
     snprintf(expected, sizeof expected, "%s= and microseconds", key);
     return algorithms_wrong(&before, expected);
 }
+// Returns the value of a hexadecimal digit in lower case; -1: none.
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }

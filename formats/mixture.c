@@ -104,7 +104,8 @@ static void name_parts(struct mixture *mixture) {
 // Returns the largest number that divides a and b; the other one where one is 0.
 static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-// Sets integer weights by `weights` (count): exactly for decimals of few digits, else to 1e-9 of their sum, none to 0.
+// Sets the integer weights in the ratios of `weights` (count): exactly for decimals of few digits, else to a billionth
+// of their sum. A weight above 0 stays above 0.
 static void set_weights(struct mixture *mixture, const double *weights) {
     double sum = 0, scale = 1;
     bool exact = false;
@@ -192,7 +193,8 @@ static uint64_t weights_of(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the next sample's part, of the lowest (2 taken + 1) / weight; taken (count): so far. All are below 2^31.
+// Returns the part of the next sample, of which taken[i] (count) samples of each part are taken: the lowest
+// (2 taken + 1) / weight. Weights and taken are below 2^31.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {

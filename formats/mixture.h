@@ -2,8 +2,8 @@
 // Weights count samples. They become integers, and the order follows only from these: the samples j = 0, 1, ... of set
 // i are put in order by (2j + 1) / weight_i, ties by i. So after n samples of the run a set with the share w of the
 // weights has given w n samples, give or take one or two. No state is kept: the place of any sample is computed, by
-// integers that are exact on each machine. Each set has its own order and epochs (formats/sample_order.h), the same that
-// it would have as the only set.
+// integers that are exact on each machine. Each set has its own order and epochs (formats/sample_order.h), the same
+// that it would have as the only set.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -83,7 +83,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts a run of marks, codes (count), none of class 0, stably by class; scratch (count). Counts: a million may come.
+// Sorts a run of marks, codes (count), not of class 0, stably by class. Counting: runs may be long. scratch (count).
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;

@@ -25,7 +25,8 @@ struct peft_config {
 };
 
 __BEGIN_DECLS
-// Parses an adapter_config.json, `name`, any bytes. peft_config_free frees *c, which holds nothing after an error.
+// Parses the bytes of an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success
+// the caller calls peft_config_free; on failure nothing is held.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 // Reads the adapter_config.json of a folder, as peft_config_parse does.

@@ -4,8 +4,8 @@
 // Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
 // header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
 // that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
-// for byte as it writes them.
-// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name.
+// for byte as it writes them. Functions that return const char * return NULL, or what is wrong, in `error`, beginning
+// with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -62,8 +62,9 @@ uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype);   // bytes of an
 // Opens a file and parses its header. On success the caller closes it; on failure nothing is held, closing is harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// Parses untrusted bytes: `data` has the first `available` of file_bytes, with the whole header where the file has it,
-// and is not needed afterwards. The rest is safetensors_open's, but safetensors_read can't read from *file.
+// Parses untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`, with the whole
+// header where the file has it, and is not needed afterwards. On success the caller closes *file, from which
+// safetensors_read can't read; on failure nothing is held.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL: none.

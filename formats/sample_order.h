@@ -37,7 +37,8 @@ uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
 // Returns the image of `index` under a keyed permutation of 0..n-1.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 
-// Fills the zeroed *order, which sample_order_close frees. windows (num_files) must stay. No memory ends the program.
+// Fills the zeroed *order, with all shards from the start; sample_order_close frees what it owns. windows (num_files)
+// stays the caller's, and must stay. Ends the program where memory is out.
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);

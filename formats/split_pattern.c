@@ -252,6 +252,7 @@ static void split_outside_class(struct split_rewrite *r) {
     }
 }
 
+// Whether the linked PCRE2 has a Unicode older than 16.
 static bool split_pcre2_is_old(void) {
     char version[64] = "";
     return pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > (int)sizeof version ||

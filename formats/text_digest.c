@@ -7,6 +7,7 @@ enum { BLOCK_BYTES = 128 };
 static const uint64_t initial[8] = {0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
                                     0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u};
 
+// Returns x rotated right by `bits`, 1 to 63.
 static inline uint64_t rotate(uint64_t x, int bits) { return x >> bits | x << (64 - bits); }
 
 // The RFC's G mixes two words of a block into four words of the state.

@@ -241,6 +241,7 @@ static const char *map_index(const unsigned char **index, uint64_t *bytes, const
     *index = (const unsigned char *)map;
     return NULL;
 }
+// Unmaps map_index's index; does nothing for NULL.
 static void unmap_index(const unsigned char *index, uint64_t bytes) {
     if (index)
         munmap((void *)index, bytes);

@@ -1,9 +1,8 @@
 // Files of tokens: llm.c's shards, Megatron-LM's datasets, and shards to finetune on (formats/finetune_shard.h): their
-// layout, and reading a range of tokens.
-// A header of 256 int32 has in its ints 24..31 the digest of the tokenizer that made the file, or zeros, and in int 32
-// a number above every id of this tokenizer, or 0; llm.c reads the first three of its shards only.
-// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
-// are 64 bits everywhere, since shards may exceed 2 GiB.
+// layout, and reading a range of tokens. A header of 256 int32 has in its ints 24..31 the digest of the tokenizer that
+// made the file, or zeros, and in int 32 a number above every id of this tokenizer, or 0; llm.c reads the first three
+// of its shards only. Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the
+// file's name. Offsets are 64 bits everywhere, since shards may exceed 2 GiB.
 #pragma once
 #include "formats/tokenizer_digest.h"   // struct tokenizer_digest
 #include "runtime/machine/error_text.h" // struct error_text
@@ -43,7 +42,8 @@ void token_file_close(struct token_file *file);
 // *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
 // was written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where a Megatron dataset's documents begin into file->documents, 8 bytes each; once, and not of other formats.
+// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
+// where they were read, and for files of other formats.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, open as `fd`, checked against the vocabulary. raw: room for as many.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
@@ -51,8 +51,7 @@ const char *token_file_read(int32_t *out, const struct token_file *file, int fd,
 // Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
-// ---- the parsers, of untrusted bytes in memory: they set what `file`'s format has, but no path, documents, digest
-// ----
+// ---- the parsers, of untrusted bytes in memory: they set what the format has, but no path, documents and digest ----
 // Parses the header of a shard of llm.c of file_bytes; data: the first data_bytes, the whole header if the file has it.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
@@ -62,6 +61,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
 // Allocates and fills file's documents, but for empty ones, by an index that megatron_index_parse has accepted.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
-// out (n) = the tokens in `raw`, maybe unaligned. Returns n, or the first one's index outside the vocabulary, *outside.
+// out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
+// vocabulary, whose value is then in *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

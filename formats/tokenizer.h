@@ -66,7 +66,8 @@ bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t 
 // Added tokens are found in the text, special ones too, as in the package.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error);
-// Encodes with a cache of pieces' ids (formats/piece_cache.h), of one thread and this tokenizer only; NULL: none.
+// Encodes as tokenizer_encode does, and keeps the pieces' ids in `cache` (formats/piece_cache.h), which only one thread
+// and this tokenizer may use; NULL: no cache.
 const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
                                     size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
                                     struct error_text *error);

@@ -144,6 +144,7 @@ static int compare_tokens(const void *a, const void *b) {
     const int order = memcmp(left->text, right->text, left->bytes < right->bytes ? left->bytes : right->bytes);
     return order ? order : (left->bytes > right->bytes) - (left->bytes < right->bytes);
 }
+// Sorts tokens and appends them, with their flags if that is asked for.
 static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, bool flags) {
     qsort(tokens, count, sizeof *tokens, compare_tokens);
     for (size_t i = 0; i < count; i++) {

@@ -1,17 +1,19 @@
 // A hash of all in a tokenizer that decides the ids of text: a tokenizer.json's bytes are no identity, since Hugging
 // Face's libraries write the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that
 // made them (formats/token_file.h), to be compared with the tokenizer.json in a model's folder.
+//
 // `text` is of the model (but for unk_token and fuse_unk), the vocabulary without added tokens, merges as pairs of ids
-// by rank, normalizer and pre_tokenizer. `added` is of the added tokens: id, text and flags, but for `special`. Left out
-// is what changes no id of a training document: the template, the decoder, truncation, padding, and members that say
-// nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
+// by rank, normalizer and pre_tokenizer. `added` is of the added tokens: id, text and flags, but for `special`. Left
+// out is what changes no id of a training document: the template, the decoder, truncation, padding, and members that
+// say nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
+//
 // Each half is the beginning of SHA-256 of values in a row, little-endian: a text as 's', u32 bytes, the bytes; an
-// integer as 'i', i64; another number as 'd', double; true as 't', false as 'f', null as 'n'; a list as '[', u32 length,
-// its elements; an object as '{', u32 members, and each in the order of the names' bytes as a text and a value. `text`:
-// the model without vocab and merges, normalizer and pre_tokenizer as a list; for each token by id u32 id, u32 bytes,
-// the bytes (of a list of tokens: the list as a value); for each merge u32 left, u32 right (0xffffffff: no token).
-// `added`: for each token by id u32 id, u32 bytes, the bytes, and a byte of flags: 1 single_word, 2 lstrip, 4 rstrip, 8
-// normalized.
+// integer as 'i', i64; another number as 'd', double; true as 't', false as 'f', null as 'n'; a list as '[', u32
+// length, its elements; an object as '{', u32 members, and each in the order of the names' bytes as a text and a value.
+// `text`: the model without vocab and merges, normalizer and pre_tokenizer as a list; for each token by id u32 id, u32
+// bytes, the bytes (of a list of tokens: the list as a value); for each merge u32 left, u32 right (0xffffffff: no
+// token). `added`: for each token by id u32 id, u32 bytes, the bytes, and a byte of flags: 1 single_word, 2 lstrip, 4
+// rstrip, 8 normalized.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -94,7 +94,8 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into a pattern's matches and the text between, each for the next pattern, after the last encode_piece.
+// Splits text into the matches of a pattern, by its index, and the text between them; each piece goes to the next
+// pattern, and after the last to encode_piece.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;
@@ -207,7 +208,7 @@ static const char *encode_well_formed(struct tokenizer_work *work, const unsigne
     return problem;
 }
 
-// Encodes any bytes without added raw tokens: well-formed stretches, and the malformed bytes between them.
+// Encodes bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between them.
 static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = NULL;
     size_t begin = 0;

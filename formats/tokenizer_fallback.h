@@ -2,13 +2,13 @@
 // Three forms are known. Llama 2, Mistral 7B and Phi-3: the normalizer puts a mark (U+2581) before the text and in the
 // place of each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with
 // "legacy": false: no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens
-// into bytes, and leaves out the first space where one was put there.
-// Functions return NULL, or what is wrong, in r->error.
+// into bytes, and leaves out the first space where one was put there. Functions return NULL, or what is wrong, in
+// r->error.
 #pragma once
 #include "formats/tokenizer_reader.h" // struct tokenizer_reader
 
 __BEGIN_DECLS
-// Returns the byte of the token `entry` (bytes), "<0x0A>"; -1: none. any_case: lower-case digits too, as to decode.
+// Returns the byte of the token `entry` (bytes), "<0x0A>"; -1: none. any_case: lower-case digits too, as when decoding.
 int fallback_byte(const char *entry, size_t bytes, bool any_case);
 // Completes byte_token once the vocabulary is there, and refuses one where a byte of a text has no token. An ASCII
 // character without a byte token stands for itself, as in Gemma's first files.

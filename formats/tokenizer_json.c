@@ -27,7 +27,8 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = an entry's bytes, at most text's: with byte fallback its own. Returns how many; -1: not of the alphabet.
+// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has: with byte fallback the entry's
+// own. Returns their number; -1: a character is not of the alphabet.
 static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
     if (t->fallback.on) {
@@ -469,6 +470,8 @@ static const char *read_decoder(struct tokenizer_reader *r, const json_t *decode
     return reader_only_members(r, decoder, "decoder", " type add_prefix_space trim_offsets use_regex ");
 }
 
+// ---- the file ----
+
 // Fills the tokenizer from the file's object. end_of_text is a usual one, else -1; the files beside may say otherwise.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
@@ -527,6 +530,7 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
+// Returns the text of a special token that a file names; NULL: it names none.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);

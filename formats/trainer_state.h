@@ -16,7 +16,7 @@ struct trainer_file {
     uint64_t tokens;
     uint64_t digest; // token_file_digest; 0: not known, as of states of older programs
 };
-// A set of shards, of which a mixture has several (formats/mixture.h): the next num_files of the state's files.
+// A set of shards, as a mixture has several (formats/mixture.h): num_files of the state's files, behind former parts'.
 struct trainer_part {
     const char *name; // in messages; "": the only part
     uint64_t weight;
@@ -36,7 +36,7 @@ struct trainer_state {
     int64_t best_val_step;
     bool validation_due;   // this step's validation was stopped by a signal
     const char *precision; // bf16 or fp32
-    // a base model's folder and model_folder_digest (run/model_folder.h), of a checkpoint of adapters only; else NULL
+    // the base model's folder and model_folder_digest (run/model_folder.h), of a checkpoint of adapters; else NULL
     const char *base_folder, *base_digest;
     struct trainer_file *files;
     int num_files;
@@ -56,6 +56,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
 struct trainer_state trainer_state_read(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// Returns an option's text (name with underscores) in `which`, "given" or "resolved", while the state is; NULL: none.
+// Returns the text of an option (name with underscores) in the state, valid until it is freed: which = "given" (by the
+// user) or "resolved" (all options); NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

@@ -73,6 +73,7 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
+// Reads and parses a vocabulary file, whose bytes are then vocabulary->data.
 static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     uint64_t bytes;
