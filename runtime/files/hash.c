@@ -15,6 +15,7 @@ struct hash128 *hash128_new(void) {
         XXH3_128bits_reset(state);
     return (struct hash128 *)state;
 }
+// Frees a running hash; NULL is fine.
 void hash128_free(struct hash128 *hash) { XXH3_freeState((XXH3_state_t *)hash); }
 void hash128_reset(struct hash128 *hash) { XXH3_128bits_reset((XXH3_state_t *)hash); }
 void hash128_update(struct hash128 *hash, const void *bytes, uint64_t count) {

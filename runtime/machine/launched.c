@@ -15,7 +15,7 @@ void launched_note(const char *name) {
 static int is_of_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
-// Returns the name in an expression's text: the first word that ends with _kernel, else all of it; *length characters.
+// Returns the name in an expression's text, *length characters: the first word that ends with _kernel, else all of it.
 static const char *find_name(const char *text, int *length) {
     static const char end[] = "_kernel";
     const char *at = text;

@@ -22,7 +22,8 @@ __BEGIN_DECLS
 int numa_nodes_used(const char *folder);
 // Returns the node of a PCI device, address "0000:3B:00.0", by `folder`, PCI_DEVICES or laid out as it; -1: unknown.
 int numa_node_of_pci(const char *folder, const char *address);
-// Binds the calling thread to the CPUs of a node of `folder`, if any, until numa_restore_thread(binding); node -1: not.
+// Binds the calling thread to the CPUs of a node on which it may run, until it calls numa_restore_thread(binding).
+// Nothing changes where there are no such CPUs, and for node -1. folder: NUMA_NODES or laid out as it.
 void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
 void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

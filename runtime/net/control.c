@@ -87,7 +87,8 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Queues another rank's contribution to the exchange; exchange.mine stays until it is sent. The caller holds the mutex.
+// Queues, on a rank other than 0, its contribution to the pending exchange, for rank 0. The caller holds the mutex.
+// exchange.mine must stay until it is sent.
 static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;

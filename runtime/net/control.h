@@ -31,10 +31,10 @@ struct control_address {
 __BEGIN_DECLS
 // Opens, on rank 0 under MPI, a socket: *address for each rank's control_open, *listener for this one, which closes it.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread; every rank calls it. address, listener: control_listen's, under
-// MPI; else NULL, for rank 0's in `launch`, and -1. timeout_s: how long a rank may keep the others waiting; 0: for
-// ever, and five minutes at the start. A start that fails on rank 0 ends the others. control_close frees *control, NULL
-// for one rank.
+// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
+// where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
+// waiting, at the start too; 0: for ever, and five minutes at the start. Where the start fails on rank 0, the other
+// processes end. Returns NULL, or what is wrong, in `error`. control_close frees *control, which is NULL for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
 // Returns the key of the job; zeros: c is NULL.

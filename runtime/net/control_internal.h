@@ -145,8 +145,8 @@ enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
-// Queues a frame with this rank's report. status: of an abort, else 0. payload (payload_bytes): stays until sent; or
-// NULL.
+// Queues a frame, with this rank's report, on each open connection. status: of an abort, else 0. payload
+// (payload_bytes): must stay until it is sent; NULL: none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
 // Sends what is queued and nothing more, and drops what arrives until the others have closed, up to `seconds`: a
 // process that ends with unread bytes resets the connection, and its peer may lose what was sent.
@@ -157,7 +157,8 @@ void control_abort_others(struct control *c, int status);
 // ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or the problem ----
 // Gathers the ranks on rank 0, until all others have connected or start_s seconds have passed. Closes the listener.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// Connects another rank to rank 0 within start_s seconds and awaits all. *status: with which rank 0 ends the job, or 0.
+// Connects to rank 0, on the others, within start_s seconds, and waits until it says that all have. *status: the exit
+// status with which rank 0 has said that the job ends; 0: it has not.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----

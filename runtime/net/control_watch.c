@@ -118,7 +118,8 @@ static void message_add_operation(struct message *message, const struct operatio
                 (unsigned long long)operation->number);
 }
 
-// Returns the first unfinished operation, a collective first, of all ranks but `but`, or with it_alone of it; 0: none.
+// Returns the first unfinished operation of all ranks except `but` or, with it_alone, of rank `but` only; number 0:
+// none. A collective goes before an exchange.
 static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {

@@ -98,7 +98,7 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where an nth message of `receive` (ranks) was too short; MPI itself reports one that is too long.
+// Ends the process where the nth message of `receive` (ranks) was too short; MPI itself reports one that is too long.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),

@@ -202,7 +202,8 @@ static bool handshake_judge(struct handshake_door *d, struct handshake_guest *gu
     return false;
 }
 
-// Receives what has arrived of a guest's reply; true: whole and proven. A guest that sends else, or ended, is put out.
+// Receives what has arrived of a guest's reply; true: it is whole and proven. A guest that sends anything else, or has
+// ended, is turned away.
 static bool handshake_receive(struct handshake_door *d, struct handshake_guest *guest) {
     struct handshake_reply *const reply = &guest->talk.reply;
     ssize_t received;

@@ -1,6 +1,6 @@
-// The ranks of a job, one process per GPU or socket: their connections, and agreement between them.
-// There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks
-// that are lost or late. Data (exchange.h): the host's collectives, opened where the device's library has none.
+// The ranks of a job, one process per GPU or socket: their connections, and agreement between them. There are two kinds
+// of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks that are lost or
+// late. Data (exchange.h): the host's collectives, opened where the device's library has none.
 #pragma once
 #include "runtime/net/control.h"     // struct control
 #include "runtime/net/exchange.h"    // struct exchange

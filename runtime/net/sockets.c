@@ -203,8 +203,8 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Returns the ith name or numeric address to try; NULL: none. On its own host the loopback, which always works, is
-// first.
+// Returns the ith name or numeric address to try for an address; NULL after the last. On the address's own host the
+// loopback is first, which works whatever the name means.
 static const char *socket_candidate(const struct socket_address *address, int i) {
     char own[SOCKET_HOST];
     socket_host_name(own);

@@ -52,6 +52,8 @@ static void put_field(struct bytes *to, int field, const void *from, size_t n) {
 }
 static void put_text(struct bytes *to, int field, const char *text) { put_field(to, field, text, strlen(text)); }
 
+// ---- records ----
+
 // Returns the CRC-32C (RFC 3720, appendix B.4: "123456789" has 0xe3069283) as TFRecords mask it.
 static uint32_t masked_crc(const void *data, size_t n) {
     uint32_t crc = ~UINT32_C(0);
@@ -72,6 +74,7 @@ struct event_file {
     struct bytes event, summary, value, record;
 };
 
+// Reports the first failure.
 static void report_failure(struct event_file *events, int error) {
     if (!events->failed)
         say_warning("%s: cannot be written: %s; the run goes on, steps may be missing in TensorBoard", events->path,
@@ -106,6 +109,8 @@ static void write_record(struct event_file *events) {
     }
     events->good_bytes += (int64_t)record->length;
 }
+
+// ---- events ----
 
 // Begins events->event: Event {1 wall_time, 2 step}.
 static void event_begin(struct event_file *events, int64_t step) {
@@ -219,6 +224,8 @@ void event_file_add(struct event_file *events, const char *line, size_t bytes) {
     put_field(&events->event, 5, events->summary.data, events->summary.length);
     write_record(events);
 }
+
+// ---- the file ----
 
 #define EVENT_FILE_PREFIX "events.out.tfevents."
 // Returns the seconds in a new file's name: now, or later than the folder's files', which TensorBoard reads by name.

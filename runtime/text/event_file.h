@@ -1,5 +1,5 @@
-// Event files, which TensorBoard reads: what the lines of log.jsonl hold, as scalars and texts.
-// A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h), each a protocol buffer `Event`
+// Event files, which TensorBoard reads: what the lines of log.jsonl hold, as scalars and texts. A file is a sequence of
+// TFRecords (tensorflow/core/lib/io/record_writer.h), each a protocol buffer `Event`
 // (tensorboard/compat/proto/event.proto), written here by hand: neither needs a library.
 #pragma once
 #include <stddef.h>    // size_t
@@ -9,9 +9,9 @@
 struct event_file;
 
 __BEGIN_DECLS
-// Makes a new file in a folder that exists, of a later name than event files there; event_file_close frees it.
-// TensorBoard drops what earlier files have of steps after first_step. Ends the program, naming --tensorboard-dir,
-// where it can't.
+// Makes a new file in a folder that exists, of a later name than any event file there; event_file_close frees what is
+// returned. TensorBoard drops what earlier files of the folder hold of steps after first_step. Ends the program, naming
+// --tensorboard-dir, where the file can't be made.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
 // Writes the members of a line of log.jsonl, an object with "step": numbers as scalars, strings as texts, named by their
 // path as fp8/qkv/input/saturated. A failure is reported once, and the line is lost.

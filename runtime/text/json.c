@@ -34,6 +34,7 @@ void json_quote(FILE *out, const char *value) {
     fputc('"', out);
 }
 
+// Begins an indented line where the writer is pretty, else does nothing.
 static void json_newline(struct json *json) {
     if (!json->pretty)
         return;

@@ -1,6 +1,6 @@
-// Writes JSON (RFC 8259) to a stream: whatever the values are, the text parses.
-// A call writes a member; the writer adds commas, indentation and escapes. In an object `key` names the member; in an
-// array, and for the outermost value, it is NULL. Write errors stay in the stream, for ferror or fclose to report.
+// Writes JSON (RFC 8259) to a stream: whatever the values are, the text parses. A call writes a member; the writer adds
+// commas, indentation and escapes. In an object `key` names the member; in an array, and for the outermost value, it is
+// NULL. Write errors stay in the stream, for ferror or fclose to report.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // int64_t

@@ -16,6 +16,8 @@
 #include <time.h>                     // clock_gettime
 #include <unistd.h>                   // isatty, write
 
+// ---- the start-up report ----
+
 void log_row(const char *key, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -174,6 +176,7 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
+// Whether a step is one of those with a progress line in a pipe or file.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
@@ -351,6 +354,8 @@ static void log_draw(struct log *log, const struct log_step *s) {
         printf("%s\n", text);
     fflush(stdout);
 }
+
+// ---- a step ----
 
 void log_step(struct log *log, const struct log_step *s) {
     log_write_step(log, s);

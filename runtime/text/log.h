@@ -1,5 +1,5 @@
-// A run's output: rows of the start-up report, the progress line, and log.jsonl with an object for each step.
-// In a terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
+// A run's output: rows of the start-up report, the progress line, and log.jsonl with an object for each step. In a
+// terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
 // ranks have no terminal, it is a plain line every so many steps. log.jsonl has every step in both cases. A disk that
 // fills up during the run is reported once and does not stop it.
 #pragma once

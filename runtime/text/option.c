@@ -146,8 +146,8 @@ static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to *list, in new memory; the former is freed. The first call, on NULL, makes the list, maybe
-// empty.
+// Appends an element to *list, which moves to other memory; the former is freed. The first call, which finds NULL there
+// and sets the default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";

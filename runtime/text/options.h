@@ -80,8 +80,8 @@ void options_set_defaults(const struct options *options, void *values);
 // option on it; of one given twice the last wins. Strings point into argv, but for joined names of OPTION_FILES. --help
 // and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts, NULL after the last, which must outlive the values, except those with
-// given[row]. An unknown name or a wrong value ends the program.
+// Sets options from "name=value" texts (a preset; NULL after the last), except those with given[row]. The texts must
+// outlive the values. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 // Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
 // maybe with dashes before it, in their names or, where none has, in their texts. Ends the program where none are.
@@ -94,6 +94,7 @@ const struct option_value *options_value_of(const struct options *options, const
 // Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
+// ---- one option ----
 // Returns the index of the row named `word`, else of the only one that begins so; -1: none. Several end the program.
 // flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
@@ -116,6 +117,7 @@ void option_write_json(const struct option_row *row, const void *values, struct 
 // Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
+// ---- one value ----
 // Returns the position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
