@@ -6,9 +6,10 @@
 // (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h). The
 // position counts samples of that sequence, so that a run may resume with another batch size or number of processes.
 //
-// Where documents are separated, each token comes with the place in the sample at which its document begins (0: or
-// before): at the end-of-text token or after it, or where a Megatron dataset's .idx says. Finetuning shards
-// (formats/finetune_shard.h) say themselves where documents begin, and which targets count; their rows are the windows.
+// Where documents are separated, each token comes with the place in the sample at which its document begins, 0 where it
+// begins before the sample: at the end-of-text token or after it, or where a Megatron dataset's .idx says. Finetuning
+// shards (formats/finetune_shard.h) say themselves where documents begin, and which targets count; their rows are the
+// windows.
 //
 // A thread reads files by pread (why no mapping: read_exactly in runtime/files/file_read.c), ahead of the step, into a
 // ring of samples, so that cold pages, network file systems and the checks of tokens cost the step nothing. Timing
@@ -134,7 +135,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = where in the sample, at `first` of the file, each token's document begins; not set for NONE and BITS.
+// documents (n) = the place in the sample at which each token's document begins; the sample's first token is token
+// `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -351,6 +353,7 @@ static void dataloader_open_files(struct dataloader *loader, char **paths, int c
     }
 }
 
+// Finds and opens the files of all parts of the mixture. Ends the program where files can't be used.
 static void dataloader_open_parts(struct dataloader *loader, uint64_t seed, bool shuffle) {
     const int parts = loader->mixture.count;
     loader->parts = (struct data_part *)dataloader_alloc(loader->option, (size_t)parts, sizeof *loader->parts);
@@ -575,7 +578,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Takes from now on only samples of one part (-1: the mixture's), in its own order from its first; there is no thread.
+// Takes from now on only samples of one part (-1: the mixture's), in its own order from its first. There is no thread.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only = part;
     dataloader_seek(loader, 0);

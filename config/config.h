@@ -46,7 +46,7 @@ struct config {
     int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
     const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
-    // Returns the run's samples up to the end of --train-epochs epochs; set by main, who can read data; NULL: none.
+    // Returns the run's samples up to the end of --train-epochs epochs; set by main, who can read data; NULL: unknown.
     uint64_t (*samples_of_epochs)(const struct config *config);
 };
 

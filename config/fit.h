@@ -2,6 +2,7 @@
 #pragma once
 #include "config/config.h" // struct config
 
+// The number of bytes of an element in a format.
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;

@@ -42,6 +42,7 @@ static inline void config_drop_unused_fp8(struct config *c, const bool *by_user)
     }
 }
 
+// Ends the program where the user gave an option of FP8 that has no use.
 static inline void config_check_fp8_use(const struct config *c) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     char text[OPTION_TEXT], name[OPTION_NAME];
@@ -88,7 +89,8 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
-// Sets FP8's options left open, of resolved sizes; contradictions end the program. Not used where nothing trains.
+// Sets FP8's options that were left open, of resolved sizes; contradictions end the program. A run that does not train
+// computes in bf16 or fp32, whatever they say.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

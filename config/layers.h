@@ -22,7 +22,7 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `text`, the value of `option`, marks a layer: a list of num_layers 0s and 1s by its 1; a number N each N-th
+// Whether `text`, the value of `option`, marks a layer: a list of num_layers 0s and 1s by its 1s; a number N each N-th
 // layer, first N - 1, or with `others` all but these; none marks no layer, with `others` all. Other texts end the
 // program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
@@ -93,7 +93,7 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Sets *first and *end to the layers, *end excluded, whose linear layers train in FP8; to 0 where none do.
+// Sets *first and *end to the layers, *end excluded, whose linear layers train in FP8; both to 0 where none do.
 static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
     const bool ends = c->fp8.first_last_layers_bf16;
     *first = ends ? c->fp8.num_layers_at_start_in_bf16 : 0;

@@ -1,6 +1,6 @@
 // What the user asked for becomes what the engine runs: config_read reads the command line, config_resolve_... set what
-// was left open, by the preset or others; they, and config_check_..., end the program where options contradict each
-// other.
+// was left open, by the preset or other options; they, and config_check_..., end the program where options contradict
+// each other.
 #pragma once
 #include "config/config.h"            // struct config
 #include "config/config_file.h"       // config_read_file
@@ -21,7 +21,8 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Derives the query groups and head size left open. Sizes that don't divide, or a head's not by 8, end the program.
+// Derives the query groups and a head's size where they are 0. Ends the program unless the groups divide the heads, the
+// heads the hidden size (for a derived size of a head), and 8 the size of a head.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
