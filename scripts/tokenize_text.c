@@ -11,6 +11,7 @@
 // documents for training and then those for validation, which are those whose digest is below VAL_BELOW. A document's
 // tokens begin with END_OF_TEXT; an empty one has none. LOOK: document number `documents` has to be looked at by a
 // parser of all of JSON. FAILED: `documents` bytes follow that say what is wrong.
+//
 // With --seen a request is a u64 count and so many digests, and the answer a byte each: whether the digest was there
 // before, in this request or an earlier one.
 #include <errno.h>  // errno

@@ -197,6 +197,8 @@ static void print_zsh_negated(void) {
             printf("      '--no-%s[Switch --%s off]'\n", option_display(name, config_rows[i].name), name);
 }
 
+// ---- templates ----
+
 static void print_version(void) { fputs(TRAIN_GPT_VERSION, stdout); }
 
 static const struct part {
