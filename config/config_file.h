@@ -181,7 +181,7 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets the options of the file of --config, but for those that are given already. They are given then. Strings point into
+// Sets the options of --config's file that are not given yet, and counts them as given. Strings point into
 // config->file. Ends the program where the file can't be read, or has what is no option or no option's value.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;

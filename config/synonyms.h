@@ -1,6 +1,6 @@
 // The names of options in other trainers: Hugging Face's transformers, Megatron-LM, nanoGPT, nanochat, llm.c, litgpt,
-// axolotl, torchtitan, llmq. A message on an unknown option names the option here, and how its value follows where the number
-// means something else.
+// axolotl, torchtitan, llmq. A message on an unknown option names the option here, and how its value follows where the
+// number means something else.
 #pragma once
 #include "runtime/text/options.h" // struct option_synonym, struct option_value
 
@@ -106,7 +106,7 @@ static const struct option_synonym config_synonyms[] = {
     {NULL, NULL, NULL},
 };
 
-// The words of other trainers for values of options. Columns: option; word; the value here, NULL where there is none; why.
+// The words of other trainers for values of options: option; word; the value here, NULL where there is none; why.
 static const struct option_value config_values[] = {
     {"num_query_groups", "none", "0", ""}, // Megatron-LM's default, by the words of Python and YAML
     {"num_query_groups", "null", "0", ""},

@@ -13,8 +13,8 @@ __BEGIN_DECLS
 // returned. TensorBoard drops what earlier files of the folder hold of steps after first_step. Ends the program, naming
 // --tensorboard-dir, where the file can't be made.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
-// Writes the members of a line of log.jsonl, an object with "step": numbers as scalars, strings as texts, named by their
-// path as fp8/qkv/input/saturated. A failure is reported once, and the line is lost.
+// Writes the members of a line of log.jsonl, an object with "step": numbers as scalars, strings as texts, by their
+// paths, as fp8/qkv/input/saturated. A failure is reported once, and the line is lost.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
 // Closes the file and frees what events holds. NULL: does nothing.
 void event_file_close(struct event_file *events);

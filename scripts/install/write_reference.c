@@ -138,7 +138,7 @@ static void bash_names(bool negated) {
 }
 static void print_bash_options(void) { bash_names(false); }
 static void print_bash_negated(void) { bash_names(true); }
-// Prints a branch of `case` for each option: the words and the kind of files that it takes, and whether a value follows.
+// Prints a branch of `case` for each option: the words and kind of files that it takes, and whether a value follows.
 static void print_bash_values(void) {
     static const char *const kinds[] = {"", " files=files", " files=folders"};
     for (int i = 0; i < CONFIG_ROWS; i++) {
