@@ -1,7 +1,6 @@
 // The model: its steps (a micro-step, the update, an evaluation), the plan of its memory, its memory.
 //
-// A micro-step is embedding, blocks, head and their backward: model/embedding.cuh, block.cuh, model/head.cuh. The plan
-// is what the steps touch when they run in planning mode (model/timeline.cuh).
+// A micro-step is embedding, blocks, head and their backward. The plan is what the steps touch in planning mode.
 #pragma once
 #include "block.cuh"                 // block_forward, block_backward
 #include "config/layers.h"           // config_layer_is_windowed, config_layer_is_rotary
@@ -16,8 +15,7 @@
 
 // ---- The step ----
 
-// Runs forward and backward of the micro-batch that upload_batch has uploaded, of scale / (B * T) times the sum of its
-// losses. zero_begin_micro_step comes first.
+// Runs forward and backward of the uploaded micro-batch, of scale / (B * T) times the sum of its losses.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -173,8 +171,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Evaluates as gpt_evaluate does, but documents do not see each other, and sets what `scores` points to. Only a run
-// that scores (config_scores) has planned the buffers.
+// Does what gpt_evaluate does with documents apart, and fills in `scores`. Only for runs that score (config_scores).
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -210,8 +207,7 @@ static enum collectives_kind collectives_kind_of(const struct config *c, const s
     return COLLECTIVES_HOST;
 }
 
-// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in
-// flight.
+// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each.
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);

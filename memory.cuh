@@ -2,10 +2,8 @@
 //
 // The schedule of a step runs once in plan mode: each op starts a phase, each access of a buffer is a touch, nothing is
 // computed. So the lifetimes come from the code that will run. plan_place then finds an offset for every buffer, such
-// that buffers that never live together may share bytes. Each arena is then one allocation.
-//
-// What is offloaded has a buffer in host memory too, planned in the same way; the plan counts the bytes that are copied
-// between device and host.
+// that buffers that never live together may share bytes. Each arena is one allocation. What is offloaded has a buffer
+// in host memory too; the plan counts the bytes that are copied between device and host.
 #pragma once
 #include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
@@ -22,9 +20,8 @@
 // Where an arena lies. On the cpu target the device's memory is the host's, and offloading saves nothing.
 enum plan_memory { MEMORY_DEVICE, MEMORY_HOST, MEMORY_COUNT };
 
-// An arena is one allocation. Columns: id; name; memory; whether its buffers are packed by their lifetimes. Packed
-// arenas hold every buffer whose lifetime is within a step: activations, their gradients, logits, workspace. Buffers of
-// the other arenas live from start-up to the end.
+// An arena is one allocation. Columns: id; name; memory; whether its buffers are packed by their lifetimes: those that
+// live within a step, such as activations and workspace. Buffers of other arenas live from start-up to the end.
 #define ARENA_ROWS(ROW)                                                                                                \
     ROW(PARAMETERS, "parameters", MEMORY_DEVICE, false)                                                                \
     ROW(GRADIENTS, "gradients", MEMORY_DEVICE, false)                                                                  \
@@ -79,7 +76,6 @@ struct plan_phase {
     char name[PLAN_NAME_CHARS];
 };
 
-// Phases [first, last] that run again and again.
 struct plan_loop {
     int first, last;
 };
@@ -126,28 +122,23 @@ static int plan_phase(struct plan *plan, int group, int layer, const char *name)
 // loop and also before or after it is live in all phases of the loop.
 static void plan_add_loop(struct plan *plan, int first);
 
-// Extends a buffer's life from its first touch to the current phase. A negative id, of a buffer that this configuration
-// does not have, is ignored.
+// Extends a buffer's life from its first touch to the current phase. A negative id (no such buffer) is ignored.
 static void plan_touch(struct plan *plan, int id);
 
-// Records that the current phase begins to copy `bytes` of what is called `name`. Returns its index in plan->transfers,
-// where the caller sets waited_phase.
+// Records that the current phase begins a copy. Returns its index in plan->transfers; the caller sets waited_phase.
 static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
 // Sets every offset, the size of every arena, the peaks and their lower bounds. The search is bounded by work, mostly
-// milliseconds: tenths of a second for the few models that stay more than 1 % above their bound. The same schedule has
-// the same plan everywhere.
+// milliseconds, at worst tenths of a second: the same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
 // Sets the lower bounds and the peak phase, but places nothing in packed arenas, whose bytes and offsets become 0.
 static void plan_set_bounds(struct plan *plan);
 
 // Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
 static const char *plan_arena_name(enum plan_arena arena);
-// Returns the memory that an arena lies in, the device's or the host's; MEMORY_COUNT for ARENA_COUNT.
 static enum plan_memory plan_arena_memory(enum plan_arena arena);
-// Whether an arena's buffers are packed by their lifetimes and so share bytes; else each buffer has bytes of its own.
 static bool plan_arena_is_packed(enum plan_arena arena);
 
 // Whether the buffer takes bytes of its arena: in a packed arena only where a phase touched it.
@@ -166,11 +157,9 @@ struct arenas {
 // Allocates the arenas of a placed plan, one allocation each, and touches the device's pages (device_touch).
 // arenas_free frees them. Ends the program where one does not fit.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
-// Frees the arenas' memory and leaves an empty struct; does nothing where none is allocated. The plan stays.
 static void arenas_free(struct arenas *arenas);
 
-// Returns the address of a buffer; NULL for a negative id, before arenas_allocate, and for a buffer that owns no bytes,
-// whose use then crashes instead of overwriting another buffer.
+// Returns the address of a buffer; NULL for a negative id, before arenas_allocate, and for a buffer without bytes.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
 // Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.
@@ -178,9 +167,8 @@ static size_t device_available_bytes(struct device *dev);
 // Returns by how many bytes the GPU's use has grown since device_open, other processes' included (the peak, as a run's
 // use never falls); on the cpu target this process's peak resident set size, 0: not known.
 static size_t device_peak_bytes(struct device *dev);
-// Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what the
-// machine has, the cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas
-// share this memory.
+// Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what
+// machine, cgroups and limits leave; SIZE_MAX: not known. On the cpu target the device's arenas share them.
 static size_t host_available_bytes(int ranks_on_host);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -200,7 +188,6 @@ static void plan_free(struct plan *plan) {
     plan_begin(plan);
 }
 
-// Returns the array, reallocated to twice its capacity, at first 64, where `count` elements of `size` bytes fill it.
 static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     if (count < *capacity)
         return array;
@@ -220,12 +207,10 @@ static size_t plan_sum(size_t a, size_t b, const char *what) {
     return sum;
 }
 
-// Returns the bytes that a buffer takes of its arena: rounded up to PLAN_ALIGNMENT.
 static size_t plan_rounded(const struct plan_buffer *buffer) {
     return plan_sum(buffer->bytes, PLAN_ALIGNMENT - 1, buffer->name) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
-// Copies a name into `out`, (PLAN_NAME_CHARS), cut to what fits and ended by 0.
 static void plan_copy_name(char *out, const char *name) {
     const size_t n = strnlen(name, PLAN_NAME_CHARS - 1);
     memcpy(out, name, n);
@@ -436,7 +421,6 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
-// Does what plan_place does or, without `places`, what plan_set_bounds does.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {
@@ -505,8 +489,7 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
 }
 
 #ifdef TARGET_CUDA
-// Left free for what the driver allocates when kernels and graphs are loaded, after planning; an estimate, not
-// measured.
+// Left free for what the driver allocates when kernels and graphs are loaded; an estimate, not measured.
 enum { DRIVER_RESERVE_BYTES = 256 << 20 };
 static size_t device_available_bytes(struct device *dev) {
     const size_t free_bytes = device_free_bytes(dev);

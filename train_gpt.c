@@ -130,8 +130,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Prints the validation loss, and scores of tasks and texts (--eval-only). Returns the exit status. All ranks call
-// this.
+// Prints the validation loss, and scores of tasks and texts. Returns the exit status. All ranks call this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -149,8 +148,7 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Allocates and loads the planned model, then prints each of read_prompts' prompts and at most new_tokens tokens that
-// continue the prompt. Returns the exit status. Every rank calls this.
+// Loads the planned model and continues each of read_prompts' prompts. Returns the exit status. Every rank calls this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

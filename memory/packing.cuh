@@ -3,8 +3,7 @@
 // Buffers are rectangles (lifetime x bytes) that may only move up and down, packed to the least height. NP-hard in
 // general (Garey & Johnson, problem SR2), but a training step is regular. Two searches share the work: the skyline's
 // (memory/skyline.cuh), and stacks. Activations nest, since what is made first is freed last, so that stacking them,
-// the longest-lived first, is dense. What does not nest, such as the parameters of a ZeRO unit, gathered while the
-// previous unit is used, is fitted into gaps above.
+// the longest-lived first, is dense. What does not nest, such as a ZeRO unit's parameters, is fitted into gaps above.
 #pragma once
 #include "memory/skyline.cuh" // struct plan_item, struct skyline, its searches
 #include <stdbool.h>          // bool
@@ -27,10 +26,9 @@ enum {
     PLAN_PACK_WORK = 4000000  // limit of work
 };
 
-// The kinds of stacks, by the number of items that are left out of the stack and fitted: the shortest, of which so many
-// live at a time on average. With 0 every item that nests is stacked; few are left to fit, which is fast and meets the
-// bound of most plans. The other values are for lifetimes that nest by chance. Of the values tried (0 to 48, singly and
-// together) these leave the fewest plans above their bound.
+// The kinds of stacks: each leaves the shortest items, of which so many live at a time on average, to be fitted. With 0
+// every item that nests is stacked, which is fast and meets the bound of most plans. The others are for lifetimes that
+// nest by chance: of the values tried (0 to 48, singly and together) these leave the fewest plans above their bound.
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
@@ -55,7 +53,6 @@ struct plan_packing {
     int64_t work; // ticks and neighbors looked at so far
 };
 
-// Compares two items for qsort: the longer lifetime first, of equal ones the lower id.
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
     if (plan_item_length(x) != plan_item_length(y))
@@ -78,7 +75,6 @@ static size_t plan_floor(const struct plan_packing *packing, const struct plan_i
     return top;
 }
 
-// Whether an item can be stacked without a gap below it.
 static bool plan_is_flat(const struct plan_packing *packing, const struct plan_item *item) {
     size_t differ = 0;
     for (int s = item->first; s <= item->last; s++)
@@ -161,8 +157,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// Places an item above the stack, in the tightest gap between the fitted items that are live with it; on top of these
-// where no gap is wide enough, or where they are more than PLAN_FIT_NEIGHBORS.
+// Places an item above the stack, in the tightest gap between the fitted items that are live with it, else on top.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];
@@ -215,9 +210,8 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The initial orders of the fitted items. Chains are for lifetimes that overlap in a row, such as what layers keep
-// until it is offloaded: the long items go by the end of their lives, the last to end first, each set into the place of
-// the set after the next; the short items then fill gaps.
+// The initial orders of the fitted items. Chains are for lifetimes that overlap in a row, as offloaded ones: long items
+// by the end of their lives, the last first, each set into the place of the set after the next; short ones fill gaps.
 enum plan_order {
     PLAN_BY_LENGTH,
     PLAN_BY_AREA,
@@ -283,7 +277,6 @@ static void plan_pack_stacks(struct plan_packing *packing) {
                 struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
                 if (round == 0)
                     plan_sort(packing, order, (enum plan_order)i);
-                // the second try, after one promotion, is often enough
                 for (int again = 0; again < 2 && plan_goes_on(packing); again++) {
                     plan_try(packing, order);
                     plan_promote(packing, order, packing->fitted_count);
@@ -293,7 +286,6 @@ static void plan_pack_stacks(struct plan_packing *packing) {
     free(orders);
 }
 
-// Takes over the skyline's packing where it is lower.
 static void plan_take(struct plan_packing *packing, const struct skyline *skyline) {
     if (skyline->best_height >= packing->best_height)
         return;
@@ -301,9 +293,8 @@ static void plan_take(struct plan_packing *packing, const struct skyline *skylin
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts the items, at least one, by length, and sets `best`, in this order, and best_height, which is SIZE_MAX before.
-// The caller has allocated all arrays. Packs from the bottom up, which meets the bound of most plans at once; then in
-// stacks, which a few need; then, more than 1 % above the bound, from the bottom up again, in random orders.
+// Sorts the items (at least one) by length and sets `best`, in this order, and best_height, SIZE_MAX before. Packs from
+// the bottom up, which meets most plans' bounds; then in stacks; then, more than 1 % above the bound, in random orders.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

@@ -2,9 +2,8 @@
 //
 // The skyline is the top of what is placed, tick by tick; a run of ticks of one height is a segment, and one that is
 // lower than both its neighbors is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
-// within it. A valley that no item fits into is raised to its lower neighbor. That is the best-fit heuristic of Burke,
-// Kendall & Whitwell (2004) for lifetimes that are fixed. Valleys do not depend on each other, since what fits into one
-// fits into no other, so that they may be filled one after another.
+// within it. A valley that no item fits into is raised to its lower neighbor: the best-fit heuristic of Burke, Kendall
+// & Whitwell (2004) for fixed lifetimes. What fits into one valley fits into no other: they may be filled in turn.
 //
 // The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound. Chains
 // of what arrives and leaves, as offloading makes, overlap like bricks of many sizes, and take more tries.
@@ -26,8 +25,7 @@ static void *plan_allocate(size_t count, size_t size) {
     return memory;
 }
 
-// A buffer as the packer sees it. Time is counted in ticks, the phases in which some buffer's lifetime begins. Other
-// phases constrain nothing: whatever is live in one is live in the tick before it too.
+// A buffer as the packer sees it. Ticks are the phases in which some lifetime begins: the others constrain nothing.
 struct plan_item {
     int first, last; // ticks
     int id;
@@ -35,7 +33,6 @@ struct plan_item {
     size_t offset;
 };
 
-// The number of ticks of an item's lifetime.
 static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
 
 // An item and its key; orders are by falling key, then by item.
@@ -44,7 +41,6 @@ struct plan_key {
     int item;
 };
 
-// Compares two keys for qsort: the larger key first, of equal keys the item of the lower index.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -62,8 +58,7 @@ enum skyline_order {
     SKYLINE_ORDERS
 };
 
-// Work is the number of ticks and items that were visited. Work rather than time bounds the search, so that the same
-// schedule has the same plan everywhere.
+// Work, the number of ticks and items visited, bounds the search: by time, plans would differ between machines.
 enum {
     SKYLINE_BLOCK = 16,               // ticks whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
@@ -74,7 +69,6 @@ enum {
     SKYLINE_NEAR = 10                 // ticks: a repair moves what lives so near to an item above the bound
 };
 
-// The search that begins with one order.
 struct skyline_search {
     int *order;           // (count) the order that is tried next
     int *lowest;          // (count) the order of the lowest packing
@@ -246,7 +240,6 @@ static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, i
 
 // ---- orders ----
 
-// Fills in one of the initial orders (count); keys: (count) scratch.
 static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum skyline_order kind, int *order) {
     for (int i = 0; i < s->count; i++) {
         const struct plan_item *item = &s->items[i];
@@ -318,11 +311,10 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Moves one to six items of an order (count), one by one, to the places of others. All of them live within SKYLINE_NEAR
-// ticks of an item that is above the bound in the lowest packing. Where such items are alike, every other time what is
-// moved beside one of them is moved beside each. A packing near its bound is wrong in few places, such as where
-// backward begins, or in every second layer; a move of all layers' items alike would undo what is right elsewhere.
-// Returns false, and moves nothing, where no short item is above the bound.
+// Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
+// item above the bound in the lowest packing. Every other time, what is moved beside an item is moved beside each that
+// is alike. A packing near its bound is wrong in few places, such as where backward begins; a move of all layers' items
+// would undo what is right. Returns false, with nothing moved, where no short item is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -400,7 +392,6 @@ static void skyline_begin(struct skyline *s, const struct plan_item *items, int 
             s->live[tick] += items[i].bytes;
 }
 
-// Frees all arrays of the search, `best` among them.
 static void skyline_end(struct skyline *s) {
     free(s->offset); // and all arrays of size_t
     free(s->rank);   // and all arrays of int

@@ -1,4 +1,4 @@
-// Where an op of a block works, and where its result goes.
+// Where an op of a block works, and where its result goes. Pointers that are returned are NULL when planning.
 #pragma once
 #include "kernels/norm_kind.cuh" // struct norm_options
 #include "model/state.cuh"       // struct gpt and its buffers
@@ -14,13 +14,11 @@ struct at {
     uint32_t ranged;              // the activations of which one range exists at a time
     int range_slot;               // the slot of a range of activation 0; the slots of the others follow
 };
-// Returns the place of all tokens of layer l in a pass; produce: the activations that are to be made.
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
     const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
     return at;
 }
-// Whether the MLP goes by ranges of tokens and `at` is such a range.
 static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
 // Whether at least one activation of the set is to be made.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
@@ -56,8 +54,7 @@ static struct at at_below(struct at at) {
 struct norm_stats {
     float *mean, *rstd; // (rows), of these rows; mean NULL: there is none
 };
-// Divides a buffer of statistics, (norm_statistics, N): 1 / standard deviations, then means where the norm has them.
-// first: the first row wanted. statistics NULL: the pass is only planned, and both pointers are NULL.
+// Returns the rows from `first` on of statistics (norm_statistics, N): rstd, then means, if any; NULL: both are NULL.
 static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
     if (statistics) {
@@ -72,12 +69,10 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
     return norm_stats_from(at.m, activation_stats(at.m, at.pass, at.l, id), extent_of(at.m, at.pass).N, at.first);
 }
-// Returns the final norm's statistics of all of a pass's tokens; both NULL when planning.
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns at's rows of the gradient of an activation, (rows, width), live in this phase; NULL when planning. slot:
-// SLOT_D_... Of what the MLP's ops hand on, only the current range exists: the next range overwrites the same memory.
+// Returns at's rows of an activation's gradient, (rows, width), live in this phase; of a range, until the next range.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);

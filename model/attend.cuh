@@ -27,7 +27,6 @@ static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, in
     }
     return rotary;
 }
-// Returns the shape of q's and k's norm, for qk_norm_forward and qk_norm_backward.
 static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     struct qk_norm_shape shape;
     shape.H = m->shape.layer.H;
@@ -57,16 +56,14 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// Returns the keys (slot: SLOT_KEYS) or values (SLOT_VALUES) of the last kv_capacity positions, (B, G, capacity, D),
-// live in this phase and kept between tokens; NULL when planning.
+// Returns the keys or values (slot) of the last kv_capacity positions, (B, G, capacity, D), kept between tokens.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds the k and v of a generating pass's tokens to the cache and computes attention into att (N, H D), in the caller's
-// phase: a prompt's tokens attend to each other, a later token to the whole cache.
+// Adds k and v to the cache and computes att (N, H D): a prompt's tokens attend to each other, later ones to the cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -83,8 +80,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Computes q, k and v as attention reads them, where they are wanted: QKV and, where the model norms q and k, QKN, in a
-// phase each. What attention reads is rotated.
+// Makes QKV and, where the model norms q and k, QKN, rotated as attention reads them, where wanted, a phase each.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -118,9 +114,8 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// Goes back from dproj (rows, C), the gradient of the projection's output, live in the current phase, to the gradients
-// of attention's output, in D_ATT, and of qkv, in D_QKV: RoPE and the norm of q and k undone. Begins a phase for
-// attention and one for the norm. The gradients of the projection and of the norm's weights join the unit's.
+// Goes back from dproj (rows, C), the gradient of the projection's output, live in this phase, to D_ATT and, through
+// norm and RoPE, to D_QKV, in a phase each. Gradients of parameters join the unit's.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -156,8 +151,7 @@ static void attend_backward(struct at at, const floatX *dproj) {
     ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
-// Writes the gradient of the branch's input into D_NORM1, from D_QKV, in a phase of its own, in FP8 three. The
-// gradients of parameters join the unit's.
+// Writes D_NORM1 from D_QKV, in a phase of its own, in FP8 three. The gradients of parameters join the unit's.
 static void qkv_backward(struct at at) {
     phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));

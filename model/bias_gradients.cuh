@@ -1,8 +1,7 @@
-// The gradient of a linear layer's bias: the sums of the columns of the gradient of the layer's output. On a GPU the
-// kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage adds
-// them up where the layer's own gradients are made. Without such a kernel (dqkv outside Hopper's attention, or with QK
-// norm) the wgrad product sums the columns, as it always does on the CPU, while it packs dout. In FP8 layers the cast
-// sums them.
+// The gradient of a linear layer's bias: the column sums of the output's gradient. On a GPU the kernel that makes that
+// gradient leaves partial sums beside it, so that no pass reads it again; bias_finish adds them up. On the CPU, and
+// without such a kernel (dqkv outside Hopper's attention, or with QK norm), the wgrad product sums the columns while it
+// packs dout, at no cost; in FP8 layers the cast sums them.
 #pragma once
 #include "attention.cuh"           // attention_bias_chunks
 #include "kernels/activation.cuh"  // activation_bias_chunks
@@ -12,8 +11,7 @@
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
-// What sums a bias's gradient. BIAS_BY_WGRAD: the wgrad product, or the cast to FP8; the others: what makes the
-// gradient of the layer's output, the backward of a norm, a residual addition, an activation, or attention.
+// What sums a bias's gradient: the wgrad product or the cast to FP8, or the op that makes the output's gradient.
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
 // Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.
@@ -43,7 +41,6 @@ static int64_t attention_bias_chunks_of(const struct gpt *m) {
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool ranged = mlp_range_tokens(m, PASS_BACKWARD, l) > 0; // each range's products sum their rows
-    // On the CPU the products that read dout sum its columns while they pack it, at no cost.
     if (!device_is_gpu(m->dev) || is_quantized(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_WGRAD;
     switch (row.gradient_by) {
@@ -91,8 +88,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Adds up the partial sums into a layer's bias gradient, in the layer's own phase. Returns false where there are none:
-// the wgrad product is then to sum the columns.
+// Adds up a bias's partial sums, in the layer's own phase. Returns false where there are none: wgrad sums.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_chunks(m, l, linear);

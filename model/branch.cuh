@@ -1,5 +1,4 @@
-// The branches of the residual stream, forward and backward: the norm before, the projection at the end, the norm after
-// that, the addition to the stream. Between norm and projection: model/attend.cuh, model/mlp.cuh.
+// The branches of the residual stream, but for what lies between norm and projection (model/attend.cuh, model/mlp.cuh).
 #pragma once
 #include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "model/at.cuh"             // struct at, struct sink
@@ -16,9 +15,8 @@ static void norm(struct at at, struct sink out, struct norm_stats stats, const f
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// Computes dx.data = residual + the gradient of a norm's input x, all (rows, C), in the caller's phase. Adds the
-// gradients of weight and bias to the unit's, which a step's first micro-step overwrites. residual: may be dx.data;
-// NULL: 0.
+// dx.data = residual + the gradient of a norm's input x, all (rows, C). The gradients of weight and bias join the
+// unit's. residual: may be dx.data; NULL: 0.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -86,8 +84,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns the sum of the residual stream and attention's branch, (rows, C), which the MLP's branch joins: an activation
-// or, where attention and MLP read the same stream, a buffer of the forward pass.
+// Returns the stream plus attention's branch, (rows, C): an activation or, of parallel branches, a buffer of the pass.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
@@ -95,9 +92,7 @@ static floatX *residual_after_attention(struct at at) {
                             (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
                             forward_group_name(at.pass), "residual after attention");
 }
-// Whether the addition of attention's branch to the stream runs.
 static bool adds_attention(struct at at) { return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
-// Whether the norm before a branch makes the branch's input.
 static bool norm_makes_input(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
@@ -109,8 +104,7 @@ static bool norm_is_wanted(struct at at, const struct branch *b) {
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
-// Normalizes the input of a branch, in a phase of its own, where wanted and not done by the addition before
-// (fused_norm).
+// Normalizes a branch's input, in a phase of its own, where wanted and where no addition did it (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
         is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
@@ -172,15 +166,13 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Computes the output of a branch as an activation of its own, which the norm after the branch reads. Opens a phase
-// where that activation is wanted.
+// Computes a branch's output as an activation that the norm after it reads, in a phase of its own, where wanted.
 static void branch_project(struct at at, const struct branch *b) {
     if (!produces(at, 1u << b->projection))
         return;
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
 }
-// Returns the unit of parameters that the forward uses after the layer's.
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
@@ -215,9 +207,8 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient (rows, C) of what a branch adds to the residual stream, before dropout and multiplier. Without
-// these two it is the gradient of the stream itself, which is then not stored twice. A range's gradient was made before
-// the first range. partial (bias_chunks, C): gets the partial sums of its columns; NULL: not made.
+// Returns the gradient (rows, C) of what a branch adds to the stream: without dropout and multiplier the stream's own.
+// A range's gradient was made before the first range. partial (bias_chunks, C): gets its column sums; NULL: not made.
 static const floatX *added_backward(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -230,8 +221,7 @@ static const floatX *added_backward(struct at at, const struct branch *b, float 
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Returns the gradient (rows, C) of the output of a branch's last linear layer, through the norm after the layer where
-// there is one. Opens the phase of the layer, in which the result is live.
+// Returns the gradient (rows, C) of a branch's last linear layer's output, live in the layer's phase, which it opens.
 static const floatX *projection_output_gradient(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -255,9 +245,8 @@ static const floatX *projection_output_gradient(struct at at, const struct branc
     return d_rows(at, b->d_projection, C);
 }
 
-// Returns where the residual stream's gradient goes. Without a norm after the projection, the stream's gradient equals
-// the gradient of the projection's output: the projection's amax and bias sums are taken as the gradient is written.
-// l -1: there is no projection.
+// Returns where the residual stream's gradient goes. Without a norm after the projection it equals the gradient of the
+// projection's output, and so takes the projection's amax and bias sums. l -1: there is no projection.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);

@@ -16,9 +16,8 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch: its inputs (B, T), on the host. Opens a phase, which lasts to upload_end. Two batches
-// can be in flight; a third waits for the first. Returns pinned memory for what is uploaded beside the inputs: two
-// parts of host_batch_tokens.
+// Begins the upload of a batch's inputs (B, T), in a phase that lasts to upload_end; a third batch waits for the first.
+// Returns pinned memory for what is uploaded beside the inputs: two parts of host_batch_tokens.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -63,8 +62,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Computes the embedding of the uploaded tokens, OUT of layer -1, and attention's spans, in a phase of its own. Waits
-// for the embeddings' parameters and begins to fetch layer 0's.
+// Computes OUT of layer -1 and attention's spans. Waits for the embeddings' parameters; begins to fetch layer 0's.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -88,8 +86,7 @@ static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};
     return table;
 }
-// Makes the gradients of the embedding's tables from the residual stream's gradient, and begins to reduce them, in
-// phases of their own. A tied table's gradient is added to the head's.
+// Makes the embedding tables' gradients (a tied table's joins the head's) and begins to reduce them. Opens phases.
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);

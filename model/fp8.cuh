@@ -37,20 +37,17 @@ struct fp8_state {
 
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
-// Whether layer l trains in FP8.
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
 // such scales are kept.
 static int fp8_num_tensors(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
 
-// Returns the index of a tensor's scale in `scales`.
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
 
 // ---- what is quantized, and how ----
 
-// Returns the format of a linear layer's operand.
 static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (operand) {
     case FP8_INPUT:
@@ -60,7 +57,6 @@ static enum fp8_format fp8_format_of(const struct fp8_state *f, enum fp8_operand
     }
     return FP8_E4M3;
 }
-// Returns what one scale of an operand covers.
 static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum fp8_operand operand) {
     switch (f->recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -82,8 +78,7 @@ static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum li
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
-// Returns the counts (FP8_COUNTS) of saturated and flushed values of a kind of tensor, over all layers, in device
-// memory; NULL: while planning, and without FP8.
+// Returns the counts (FP8_COUNTS) of a kind of tensor, over all layers, in device memory; NULL: planning, or no FP8.
 static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
 }
@@ -107,8 +102,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// Sets up the state of a model's training, without memory: fp8_plan and fp8_allocate follow. shape: the model's, which
-// must outlive f. weights_sharded: no rank updates a whole weight.
+// Sets up the state, without memory. shape must outlive f. weights_sharded: no rank updates a whole weight.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -138,11 +132,9 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
     f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
 }
 
-// The number of bytes of `scales`; 0: without FP8.
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
     return (size_t)fp8_num_tensors(f) * sizeof(struct fp8_scale);
 }
-// The number of bytes of `weight_amaxes`, of all layers.
 static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
@@ -152,7 +144,6 @@ static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_tensors(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
 
-// Adds the state's buffers to the plan; without FP8 there are none.
 static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     const char *const category = "fp8 scales";
     if (!fp8_is_on(f))

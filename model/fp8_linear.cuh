@@ -1,12 +1,10 @@
-// The linear layers of a block in FP8 (model/fp8.cuh): what is cast where, and their products. Without FP8 cast_input
-// does nothing, and no amax is taken.
+// The linear layers of a block in FP8: what is cast where, and their products. Without FP8 cast_input does nothing.
 //
 // All three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for
 // dW dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that
-// are read there: its row form is the matrix as it is, its column form the transposed one. A row form lives until its
-// product. An input that no other op of the backward reads is kept only in its column form, one byte an element: the op
-// that produces it writes floatX values into a buffer that lives until they are cast, or, with delayed scales, the
-// MLP's activation writes the FP8 forms itself. Weights are cast where they are used.
+// are read there: its row form, as it is, and its column form, transposed. A row form lives until its product. An input
+// that no other op of the backward reads is kept only in its column form: its producer writes floatX values that live
+// until they are cast or, with delayed scales, the MLP's activation writes FP8. Weights are cast at use.
 #pragma once
 #include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
 #include "kernels/fp8/cast.cuh"       // fp8_cast
@@ -47,8 +45,7 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 
 // ---- Inputs ----
 
-// Returns what a linear layer in FP8 reads, (rows, inputs) in floatX: the activation, where that is kept in floatX,
-// else a buffer that lives from its producer to its cast. NULL when planning.
+// Returns an FP8 layer's input, (rows, inputs) in floatX, kept or until its cast; NULL when planning.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (source.shared)
@@ -81,8 +78,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation, and in backward its derivative, writes FP8 itself: where the layer is in FP8 in this
-// pass and its scales are delayed, and so known before the values are.
+// Whether the MLP's activation, and its derivative, write FP8 themselves: with delayed scales, known before the values.
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
@@ -144,8 +140,7 @@ static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum 
     RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
     return matrix;
 }
-// out (rows, outputs) = in weight^T + bias in FP8, in the phase that the caller began; casts the weight there. The row
-// form of the input was made in an earlier phase, by cast_input or activate_in_fp8.
+// out (rows, outputs) = in weight^T + bias in FP8, in the caller's phase. The weight is cast there, the input before.
 static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -177,8 +172,7 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
-// Returns gradient_amax for the op that makes the residual stream's gradient, which without a norm after the projection
-// equals the gradient of the projection's output. With such a norm, and for l -1: NULL.
+// Returns gradient_amax of a projection whose output's gradient is the residual stream's; NULL: it is not, or l is -1.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
@@ -201,8 +195,7 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts the gradient of a linear layer's output, dout (N, outputs), into row and column form and sums the bias's
-// gradient, in the caller's phase. Takes the amax where dout's producer has not.
+// Casts dout (N, outputs) into both forms and sums the bias's gradient. Takes the amax if dout's producer has not.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
@@ -212,8 +205,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns the column form (inputs, rows) of the input, for the gradient of the weight: kept or recomputed, or, of an
-// input kept in floatX, cast in this phase by the scale of forward's cast.
+// Returns the input's column form (inputs, rows), for dW: kept, recomputed or, if kept in floatX, cast in this phase.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;

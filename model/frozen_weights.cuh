@@ -20,8 +20,7 @@ static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
 }
-// Quantizes f->values, the whole matrix f->filling, on the host; uploads it and waits. Frees f->values: the next matrix
-// may then be filled.
+// Quantizes the whole matrix f->values of f->filling, uploads it and waits; frees f->values for the next matrix.
 static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     const struct tensor *t = f->filling;
     const size_t bytes = frozen_bytes(t->format, t->rows, t->cols);

@@ -1,5 +1,4 @@
-// Generation: prompts are fed whole, then one token of each sequence at a time. Each sequence has its own position, as
-// prompts may have different lengths.
+// Generation: prompts are fed whole, then one token of each sequence, at a position of its own, at a time.
 #pragma once
 #include "block.cuh"           // block_forward
 #include "model/embedding.cuh" // embed, upload_begin, upload_end
@@ -43,8 +42,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads, from the host, the inputs of generation and (B) positions of the new tokens or, in a prefill, lengths of the
-// prompts, in a phase of its own.
+// Uploads inputs and positions (B) of new tokens or, in a prefill, lengths of prompts, in a phase of its own.
 static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);

@@ -11,8 +11,7 @@
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// Returns the tokens of a chunk of logits: --loss-chunk-tokens or, for 0, what the sizes above ask for, so that chunks
-// are about equal and multiples of 64. Never more than a micro-batch has.
+// Returns --loss-chunk-tokens or, for 0, about equal multiples of 64 by the sizes above; at most a micro-batch.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -86,8 +85,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Writes the sum of the tokens' losses into results->loss and, in training, the gradient of the residual stream. Logits
-// are materialized for one chunk of tokens at a time.
+// Sums the tokens' losses into results->loss, by chunks, and in training writes the residual stream's gradient.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -5,12 +5,10 @@
 #include "kernels/rope_table.cuh"    // rope_table, struct rope_settings
 #include "model/state.cuh"           // struct gpt
 
-// Returns the address of a buffer of the model's plan; NULL for id -1 (plan_pointer).
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
-// Returns the struct zero, of trained or of frozen parameters, that has a tensor.
 static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
 // Whether this rank holds any of elements [first, first + n) of a tensor's parameters; it holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
@@ -44,8 +42,7 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets the initial parameters and state, by GPT-2's scheme; frozen tensors only without --init-from, which loads them.
-// Waits for the device.
+// Sets initial parameters and state, by GPT-2's scheme; frozen tensors only without --init-from. Waits for the device.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);

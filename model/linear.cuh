@@ -34,8 +34,7 @@ static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a linear layer's weight (outputs, inputs) in a pass. A weight that is stored in FP8 or NF4 is read back into
-// `workspace`, linear_weight_bytes of this phase's scratch memory.
+// Returns a weight (outputs, inputs); one that is stored in FP8 or NF4 is read into `workspace` (linear_weight_bytes).
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -46,8 +45,7 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 }
 // Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory for a linear layer's products on `rows` tokens, forward and backward. use: what
-// backward does with the gradient of the input.
+// The number of bytes of scratch memory for a linear layer's products on `rows` tokens, forward and backward.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {

@@ -15,10 +15,8 @@
 #include "model/parameters.cuh"      // struct lora_layer
 #include "model/state.cuh"           // struct gpt and its buffers
 
-// Whether a linear layer has an adapter, on some of its rows at least.
 static bool has_adapter(const struct gpt *m, enum linear linear) { return m->shape.lora.linear[linear].count > 0; }
 
-// Returns the dropout of the input of a linear layer's adapter.
 static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linear) {
     return dropout_of(m, m->config.finetuning.lora_dropout, l, DROPOUT_USES + (int)linear);
 }

@@ -55,8 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns what the MLP's activation reads, where the backward of the product after it may apply the activation's
-// derivative; NO_GELU: it may not, as where an adapter adds to the result.
+// Returns what the activation reads, where the next product's backward may apply the derivative; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
@@ -65,8 +64,7 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes from dproj, the gradient of the second product's output, to the gradient of the MLP's input, in D_NORM2. Begins
-// in the phase in which dproj is live. The gradients of parameters join the unit's.
+// Goes from the gradient of the MLP's output, live in this phase, to D_NORM2. Parameters' gradients join the unit's.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -1,13 +1,10 @@
 // The MLP by ranges of tokens (--mlp-chunk-tokens; in plans a range is called a chunk, too).
 //
-// Of a layer that keeps neither FC nor ACT for its backward, both exist for one range of tokens at a time, forward and
-// backward: the ops (model/mlp.cuh) are called for each range instead of once. The backward of a range makes again
-// what it reads, from the MLP's input to the activation; the weights' fp32 gradients add up over the ranges. A range
-// reads both weights again, in each of three products of 2 bytes an element, and reads and writes the fp32 gradients, 8
-// bytes: mlp_chunk_default (recompute.cuh) weighs that.
-//
-// Rows do not depend on each other, so that forward differs from the MLP at once only where a matmul's sums depend on
-// its number of rows; gradients of parameters are sums over ranges.
+// Of a layer that keeps neither FC nor ACT, both exist for one range of tokens at a time: the ops (model/mlp.cuh) are
+// called for each range. The backward of a range makes again what it reads, from the MLP's input to the activation; the
+// weights' fp32 gradients add up over the ranges. A range reads both weights again, in each of three products, and
+// reads and writes their gradients: mlp_chunk_default (recompute.cuh) weighs that. Rows do not depend on each other:
+// forward differs from the MLP at once only where a matmul's sums depend on its number of rows.
 #pragma once
 #include "model/at.cuh" // struct gpt and its buffers, struct at
 
@@ -25,8 +22,7 @@ static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint3
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at`, which is all tokens of a layer, with most_rows and last_rows of its MLP's ranges. Only for a layer
-// whose MLP goes by ranges (mlp_range_tokens above 0). at_next sets `first` and `rows`.
+// Returns `at`, all tokens of a layer with ranges, with the ranges' most_rows and last_rows; at_next sets first, rows.
 static struct at at_ranges(struct at at) {
     at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_rows = (at.rows - 1) % at.most_rows + 1;

@@ -50,8 +50,7 @@ static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Begins, after the forward of layer l (-1: the embedding), to offload what the layer keeps, and waits for what the
-// layer below it keeps. Opens a phase where there is any of this.
+// Begins to offload what layer l (-1: the embedding) keeps and waits for the layer below's; opens a phase.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))

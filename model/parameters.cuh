@@ -1,12 +1,10 @@
 // The parameters: one table of tensors, laid out in one flat buffer in the order in which backward finishes them.
 //
-// Gradients, master weights and optimizer moments use the same offsets in buffers of their own. Because of this order,
-// a range at the front of the gradient buffer is complete while later layers still run: buckets of a gradient
-// reduction, optimizer shards and decay groups are ranges.
+// Gradients, master weights and optimizer moments use the same offsets. Because of this order, a range at the front of
+// the gradient buffer is complete while later layers still run: buckets, optimizer shards and decay groups are ranges.
 //
-// Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units, which
-// has neither gradients nor optimizer state. An adapter of LoRA (Hu et al. 2021, arXiv 2106.09685) is two rows of the
-// table beside the linear layer that it changes.
+// Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units,
+// without gradients and optimizer state. An adapter of LoRA is two rows of the table beside its linear layer's.
 #pragma once
 #include "config/config.h"           // struct config
 #include "config/finetune.h"         // enum lora_module
@@ -42,9 +40,8 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// The ops that make the gradient of a linear layer's output: attention's backward; the residual stream's gradient or the
-// norm after the branch; the MLP's activation; or another op, which takes neither the gradient's amax nor the sums of
-// the gradient's columns.
+// What makes the gradient of a linear layer's output: attention's backward; the residual stream's gradient or the norm
+// after the branch; the MLP's activation; another op, which takes neither the gradient's amax nor its column sums.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 
 // The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
@@ -107,7 +104,6 @@ static int qk_norm_statistics(const struct config *c) {
     }
     return 0;
 }
-// Whether a branch has a norm of its input.
 static bool norm_is_before(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE:
@@ -154,11 +150,9 @@ static enum kept_input fp8_input(const struct config *c) {
     return KEPT_FLOATX;
 }
 
-// The number of rows of a linear layer's A; 0: the layer has no adapter.
 static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
     return linear == LINEAR_COUNT ? 0 : lora->linear[linear].count * lora->rank; // gcc 12 follows a switch's last case
 }
-// The number of rows of a linear layer's B; 0: the layer has no adapter.
 static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
     int rows = 0;
     for (int p = 0; p < lora->linear[linear].count; p++)
@@ -210,7 +204,6 @@ static bool lora_module_at(enum lora_module *module, enum linear linear, int fir
     return false;
 }
 
-// Returns the format in which frozen linear weights are stored.
 static enum frozen_format frozen_format_of(const struct config *c) {
     switch (c->finetuning.frozen_weights_format) {
     case FROZEN_WEIGHTS_NONE: return FROZEN_FLOATX;
@@ -219,8 +212,7 @@ static enum frozen_format frozen_format_of(const struct config *c) {
     }
     return FROZEN_FLOATX;
 }
-// Returns the shape of the model that the resolved options describe. element_bytes: of floatX; materialized: as in
-// struct layer_shape.
+// Returns the shape of the model that the resolved options describe. materialized: struct layer_shape's.
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialized) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -272,8 +264,7 @@ enum initialization {
 #define INIT_NORM (s->norm_one_plus ? INIT_ZERO : INIT_ONE)
 #define INIT_PROJECTION (s->zero_projections ? INIT_ZERO : INIT_RESIDUAL)
 
-// A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
-// layer's from the last layer on, then the embeddings'.
+// A set of tensors that ZeRO gathers and reduces together, in the order in which backward finishes them.
 enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
 // One row per kind of tensor; a unit's rows stand in the order in which its backward finishes them. Columns: id; name;
@@ -354,7 +345,6 @@ struct linear_row {
     struct linear_source source;
     enum gradient_by gradient_by;
 };
-// Returns the row of LINEAR_ROWS of a linear layer, for layers of shape s.
 static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, X, outputs, inputs, reads, shared, product, gradient_by)                                    \
@@ -380,7 +370,6 @@ static struct linear_row linear_row(enum linear id, const struct layer_shape *s)
     return none;
 }
 
-// Whether a parameter is the A or the B of an adapter of LoRA.
 static bool parameter_is_adapter(enum parameter id) {
 #define IS_ROW(linear, name, X, outputs, inputs, reads, shared, product, gradient_by)                                  \
     if (id == PARAM_##X##_LORA_A || id == PARAM_##X##_LORA_B)                                                          \
@@ -437,7 +426,6 @@ static enum lr_group tensor_lr_group(const struct tensor *t) {
         return LR_HEAD;
     return tensor_decays(t) ? LR_MATRIX : LR_VECTOR;
 }
-// Returns the factor of the learning rate for a group of tensors.
 static double lr_multiplier(const struct config *c, enum lr_group group) {
     switch (group) {
 #define CASE_ROW(enumerator, field)                                                                                    \
@@ -509,7 +497,6 @@ static int unit_of_head(void) { return 0; }
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
 
-// Returns the number of a tensor's unit. Units are in the order of backward: head, last to first layer, embeddings.
 static int unit_of(const struct parameters *p, const struct tensor *t) {
     switch (t->unit) {
     case UNIT_HEAD: return unit_of_head();
@@ -550,9 +537,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Adds the tensors of a unit that belong in `layout`, p->trained or p->frozen. layer -1: of the whole model. The unit
-// is padded to a multiple of `multiple` elements. frozen (L + 1, PARAM_COUNT): the tensors that are not trained; NULL:
-// none.
+// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model), padded to a multiple
+// of `multiple` elements. frozen (L + 1, PARAM_COUNT): the tensors that are not trained; NULL: none.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
@@ -564,7 +550,6 @@ static void parameters_add_unit(struct parameters *p, struct flat_layout *layout
     layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
     layout->unit_begin[++p->num_units] = layout->flat;
 }
-// Adds all units to a layout, p->trained or p->frozen: the head's, each layer's from the last on, the embeddings'.
 static void parameters_add_layout(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                   const bool *frozen, int64_t multiple) {
     p->num_units = 0;

@@ -1,11 +1,9 @@
-// Forward and backward of a micro-step as CUDA graphs: recorded once, then enqueued by one call, or, with collectives,
-// by one call for what is between two of them.
+// Forward and backward of a micro-step as CUDA graphs, recorded once: one or, with collectives, one between two.
 #pragma once
 #include "kernels/device_queue.cuh"  // work graphs
 #include "kernels/work_segments.cuh" // segments_begin
 #include "model/state.cuh"           // struct gpt
 
-// Whether micro-step `index` of a step begins collectives, or waits for any.
 static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
@@ -18,7 +16,6 @@ static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const bool last = m->steps.is_last && (reduces || m->zero.grads_on_host);
     return &m->steps.graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
 }
-// Frees the recorded work of all kinds of micro-steps; what runs next is recorded anew.
 static void gpt_free_graphs(struct gpt *m) {
     for (int i = 0; i < MICRO_STEP_KINDS; i++) {
         graph_free(&m->steps.graphs[i].work);

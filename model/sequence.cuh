@@ -5,18 +5,15 @@
 #include "model/state.cuh"       // struct gpt and its buffers
 #include <math.h>                // sqrt
 
-// Returns the pass whose inputs a pass reads: recomputation reads the training batch.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
 // Returns the buffer of an integer for each of a pass's N tokens, live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
 }
-// Returns the buffer of a pass's inputs, (N), live in this phase; NULL when planning.
 static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
 }
-// Returns the buffer of a pass's targets, (N), live in this phase; NULL when planning.
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }
@@ -25,8 +22,7 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
-// Whether attention is confined to each token's document (--reset-attention-mask). Always when tasks are scored: they
-// are packed as documents.
+// Whether attention is confined to documents: --reset-attention-mask, and when tasks are scored, packed as documents.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
@@ -34,7 +30,6 @@ static bool masks_documents(const struct gpt *m, enum pass pass) {
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
-// Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }

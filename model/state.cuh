@@ -1,10 +1,9 @@
-// The model's state: struct gpt, and its buffers by pass, layer and slot.
+// The model's state: struct gpt, and its buffers by pass, layer and slot. Layer l's input is the OUT of layer l - 1;
+// the embedding's output is the OUT of layer -1.
 //
 // Functions run in two modes (model/timeline.cuh): when planning, a phase only records the buffers that it touches;
 // when running, it finds them at their planned addresses. A phase fetches all its buffers first (NULL when planning),
 // then runs its ops by RUN.
-//
-// Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
 #include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config
@@ -45,8 +44,7 @@ static const char *const gradient_slot_names[] = {
 #undef NAME_ROW
 };
 
-// The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. The
-// column form is the transposed matrix.
+// The buffers of a linear layer in FP8, besides kept activations: id, category in plans. The column form is transposed.
 #define FP8_BUFFER_ROWS(ROW)                                                                                           \
     ROW(VALUES, "fp8 sources")      /* the input in floatX, until it is cast */                                        \
     ROW(ROWS, "fp8 row form")       /* the input */                                                                    \
@@ -103,7 +101,6 @@ struct step_results {
 // Returns the mean over the targets that count; 0: there are none.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
-// What one layer's attention has: a window, rotary positions.
 struct layer_kind {
     bool windowed, rotary;
 };
@@ -129,14 +126,12 @@ struct token_scores {
 // Kinds of micro-steps, each of which enqueues the same work whenever it runs. MICRO_STEP_ADDS: adds to the gradients
 // of the step's earlier micro-steps; MICRO_STEP_LAST: does what only the step's last one does.
 enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
-// The recorded work of a kind of micro-steps: one graph, or, where it has collectives, several.
 struct micro_step_graph {
     struct work_graph work;
     struct work_segments segments;
     bool warm; // one has run, and with it the libraries' first calls, which can't be recorded
 };
 
-// The micro-steps of a step.
 struct micro_steps {
     int most;            // of a step, on each rank
     int of_step;         // of this step: fewer while the batch warms up
@@ -162,7 +157,6 @@ struct step_io {
     int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
     double *host_requests; // (2) requests in flight
 };
-// The sizes of a generation.
 struct generation {
     int sequences;     // at a time
     int prompt_tokens; // of the longest prompt
@@ -216,13 +210,10 @@ struct gpt {
 // gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
 // and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_tensors).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
-// Returns the column of the first of FP8's counts in a report.
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
-// Returns the column of the first of FP8's amaxes in a report.
 static int report_fp8_amaxes(const struct gpt *m) {
     return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
-// The number of doubles of a rank's report, which report_request lists.
 static int report_width(const struct gpt *m) {
     return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_tensors(&m->fp8) : 0);
 }
@@ -267,7 +258,6 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
     return e;
 }
 
-// Whether the linear layers of layer l multiply FP8 matrices in a pass.
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
@@ -312,7 +302,6 @@ static struct activation_row activation_row_of(const struct gpt *m, enum pass pa
     const struct layer_shape s = is_quantized(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
     return activation_row(id, &s);
 }
-// The number of bytes of an activation for all tokens of a pass.
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
@@ -384,7 +373,6 @@ static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
 }
-// Whether the model has a parameter of layer l (-1: of the whole model) and trains it.
 static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
@@ -406,8 +394,7 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
 // Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
 static bool accumulates(const struct gpt *m) { return zero_adds(&m->zero); }
 
-// Returns dropout with probability p, which is 0 outside training steps. use: enum dropout_use, or LoRA's
-// (lora_dropout).
+// Returns dropout with probability p, 0 outside training steps. use: enum dropout_use, or LoRA's (lora_dropout).
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, int use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
                               m->config.training.seed,
@@ -417,9 +404,7 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
                               m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
-// Returns the factor of a branch's output where it joins the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
-// Whether a branch joins the residual stream without dropout and multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
@@ -432,19 +417,16 @@ static struct logit_transform logit_transform_of(const struct gpt *m) {
                                               (float)m->config.model.final_logit_softcapping};
     return transform;
 }
-// A norm's parameters.
 struct norm_weights {
     enum parameter weight, bias;
 };
 static const struct norm_weights NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
-// Returns the parameter that the head multiplies: where it is tied, the embedding of tokens.
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
 // Returns the pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is
 // gathered again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }
-// Returns the unit that has the head's weight: unit_of_head, or the embeddings' where the weight is tied.
 static int unit_with_head_weight(const struct gpt *m) {
     return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head();
 }

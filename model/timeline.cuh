@@ -39,7 +39,6 @@ enum phase_group {
     PHASE_GROUPS(ENUM_ROW)
 #undef ENUM_ROW
 };
-// Returns the name of a group of phases, a constant.
 static const char *group_name(enum phase_group group) {
     static const char *const names[] = {
 #define NAME_ROW(id, name) name,
@@ -48,7 +47,6 @@ static const char *group_name(enum phase_group group) {
     };
     return names[group];
 }
-// Returns the group of a pass's forward ops; PASS_BACKWARD's are recomputation's.
 static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
     case PASS_TRAIN: return PHASES_FORWARD;
@@ -60,7 +58,6 @@ static enum phase_group forward_group(enum pass pass) {
     }
     return PHASES_FORWARD;
 }
-// Returns the name of a pass's forward group, for plans; PASS_BACKWARD's is "recompute".
 static const char *forward_group_name(enum pass pass) { return group_name(forward_group(pass)); }
 
 // Stretches of the timeline, each entered at its own first phase.
@@ -109,7 +106,6 @@ struct timeline {
             segments_op_end((t)->dev);                                                                                 \
         }                                                                                                              \
     } while (0)
-// Executes an op, unless the timeline is only planned.
 #define TIMELINE_RUN(t, op)                                                                                            \
     do {                                                                                                               \
         if (!(t)->planning)                                                                                            \
@@ -123,7 +119,6 @@ struct timeline {
             op;                                                                                                        \
     } while (0)
 
-// Returns the seconds of a monotonic clock, of which only differences mean anything.
 static double seconds_now(void) { return deadline_clock_s(); }
 
 // Begins planning, with an empty plan. The caller ends it by planning = false, then plan_place.
@@ -135,11 +130,9 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
-// Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
 static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
-// Closes the transfers, and frees the arenas, the plan and the table of workspaces.
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -147,7 +140,6 @@ static void timeline_free(struct timeline *t) {
     free(t->workspaces);
 }
 
-// Enters a region: the next phase is its first.
 static void timeline_region(struct timeline *t, enum region r) {
     if (timeline_plans(t))
         t->region_first[r] = t->phase + 1;
@@ -221,12 +213,10 @@ static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *
     plan_touch(&t->plan, *id);
     return NULL;
 }
-// Does what timeline_buffer_in does, in the device's memory (ARENA_ACTIVATIONS).
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);
 }
-// Does what timeline_buffer does, in pinned host memory: for what is offloaded within a step.
 static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                                   int layer) {
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);

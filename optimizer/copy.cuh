@@ -1,7 +1,6 @@
-// What a checkpoint is made of, as it is stored: the parameters and the states of the optimizer, of the elements that
-// this rank writes; and their copy in the host's memory, from which a checkpoint is written while the training goes on.
-//
-// From ZeRO stage 1 on each rank writes its shards, in every stage the same ones; below it rank 0 writes everything.
+// What a checkpoint is made of, as it is stored: parameters and optimizer states of the elements that this rank writes;
+// and their copy in host memory, from which a checkpoint is written while the training goes on. From ZeRO stage 1 on
+// each rank writes its shards, the same in every stage; below it rank 0 writes everything.
 #pragma once
 #include "kernels/device_memory.cuh" // device_download
 #include "optimizer/state.cuh"       // optimizer_download
@@ -15,9 +14,7 @@ struct optimizer_copy {
     char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
 };
 
-// The number of ranks that write a checkpoint, from rank 0 on.
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
-// Whether this rank writes a part of a checkpoint's parameters and states.
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
 // Whether this run has a part, once it is planned: PART_PARAMETERS, or a state that the optimizer keeps.
@@ -32,7 +29,6 @@ static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, in
 }
 
 // The number of bytes of a part's copy before element `place`, a multiple of STATE_BLOCK, of what this rank writes.
-// part: PART_PARAMETERS, or a state that the optimizer keeps.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
@@ -48,9 +44,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// native (host memory) = elements [at, at + n) of a part as stored: `at` and n are multiples of STATE_BLOCK, in one
-// range of part_next's. After an update the caller has called zero_wait_for_updates, then waited for the device.
-// Returns when the copy is done.
+// native (host memory) = elements [at, at + n) of a part as stored, multiples of STATE_BLOCK in one range of
+// part_next's. The caller waits as for parameters_download. Returns when the copy is done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -76,8 +71,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes into the copy; c->keeps is true. After an update the caller has called
-// zero_wait_for_updates, then waited for the device.
+// Copies what this rank writes into the copy; c->keeps is true. The caller waits as for parameters_download.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -86,9 +80,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of the flat buffers of a part, PART_PARAMETERS or a state, as stored, in host memory:
-// in the copy where there is one, else downloaded to `room`, of as many bytes. One range of part_next's, after
-// part_download's wait.
+// Returns elements [at, at + n) of a part as stored, in host memory: in the copy or, without one, by part_download,
+// whose conditions hold, in `room`, of as many bytes.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -1,17 +1,16 @@
 // Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
 //
-// Ownership of elements stays what it is (zero/shards.cuh): the momentum of an element is where its gradient and its
-// parameter are. Only for the orthogonalization each matrix has an owner: the other ranks send it their parts of the
-// update, and get back their parts of the orthogonal factor:
+// The momentum of an element is where its gradient and its parameter are (zero/shards.cuh). Only for the
+// orthogonalization each matrix has an owner: the other ranks send it their parts of the update, and get back their
+// parts of the orthogonal factor:
 //
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
 //   whole    the matrices of the wave that this rank orthogonalizes, one after the other, each aligned
 //
 // Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalizes the
 // matrices that it owns where they are; the owner then sends each factor to all others. A wave is a run of consecutive
-// tensors. Waves go from the last in flat order, the first layers', to the first: the next forward needs those layers'
-// parameters first. One rank computes a matrix, in the same way for any number of ranks: stages 0 and 1 have the same
-// bits.
+// tensors. Waves go from the last in flat order, the first layers', to the first, as the next forward needs those
+// layers first. One rank computes a matrix, in the same way for any number of ranks: stages 0 and 1 have the same bits.
 #pragma once
 #include "kernels/collectives.cuh"     // struct exchange_message, collective_exchange
 #include "optimizer/orthogonalize.cuh" // orthogonalize, struct newton_schulz
@@ -22,7 +21,6 @@
 struct muon_rows {
     int first, rows;
 };
-// A matrix that is orthogonalized by itself.
 struct muon_matrix {
     int64_t begin; // in the flat buffers
     int rows, cols;
@@ -89,7 +87,6 @@ static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct
 #undef CUT
     return count;
 }
-// Sets u->matrices and u->count by the tensors that Muon updates; owners and places are set later.
 static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     const struct optimizer *o = u->o;
     const struct parameters *table = o->zero->table;
@@ -112,11 +109,9 @@ static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     free(cuts);
 }
 static int64_t matrix_elements(const struct muon_matrix *m) { return (int64_t)m->rows * m->cols; }
-// The number of flops of a matrix's orthogonalization.
 static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
     return orthogonalize_flops(m->rows, m->cols, &u->iteration);
 }
-// Returns the factor of a matrix's update, by --muon-scale-mode and --muon-extra-scale-factor.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
     return (float)(muon_scale(c->training.muon_scale_mode, m->rows, m->cols) * c->training.muon_extra_scale_factor);
 }
@@ -128,7 +123,6 @@ struct muon_cost {
     double flops;
     int matrix;
 };
-// Compares two struct muon_cost for qsort: the costlier matrix first.
 static int muon_costlier(const void *left, const void *right) {
     const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
     return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
@@ -165,8 +159,7 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Cuts the matrices into waves of `tensors` tensors and assigns owners. Returns the sum of the waves' flops on their
-// most loaded rank. costs (u->count) and load (ranks) are scratch memory.
+// Cuts the matrices into waves of `tensors` tensors and assigns owners. Returns the waves' flops on the busiest rank.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -205,7 +198,6 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's range of elements and this rank's places in that range. w->n is 0 before.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -258,8 +250,7 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of matrix `m` from element *at on that rank `rank` holds, within one bucket: sets *at to its
-// first element. Returns the number of elements; 0: nothing is left.
+// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns the elements; 0: none.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -290,7 +281,6 @@ struct muon_moves {
     struct exchange_message *sends, *receives;
     int num_sends, num_receives;
 };
-// Appends a message of n elements, to or from `rank`, to a list with room for the message.
 static void muon_message(struct exchange_message *list, int *count, int rank, floatX *data, int64_t n) {
     list[*count].rank = rank;
     list[*count].data = data;
@@ -312,8 +302,7 @@ static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_w
     }
     return moves;
 }
-// Lists the messages of a wave of which each rank holds everything, in u->sends and u->receives, which the next list
-// overwrites: each owner sends its factors to all others.
+// Lists, as muon_moves_of does, a wave's messages where each rank holds everything: owners send factors to all others.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -407,7 +396,6 @@ static void muon_allocate(struct muon *u) {
     u->table.rows = rows;
     u->table.count = u->count;
 }
-// Frees the host's tables; the table in the device's memory is in an arena.
 static void muon_free(struct muon *u) {
     free(u->matrices);
     free(u->waves);
@@ -417,13 +405,11 @@ static void muon_free(struct muon *u) {
 
 // ---- a wave ----
 
-// The memory of waves, live in this phase; NULL when planning.
 struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the memory of waves, live in this phase; all NULL when planning, which sets u->workspace_bytes. whole NULL:
-// matrices are orthogonalized in `update`.
+// Returns the memory of waves, live in this phase; when planning all NULL. whole NULL: `update` is orthogonalized.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -447,7 +433,6 @@ static void muon_exchange(const struct muon *u, struct muon_moves moves, const c
                                                 moves.num_receives, name, z->timeline->dev);
     collective_wait(z->collectives, ticket, z->timeline->dev);
 }
-// Returns the moves in the other direction: what was received is sent.
 static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
@@ -462,8 +447,7 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces a wave's updates by their orthogonal factors, in each rank's elements. b: muon_buffers_of, in this phase.
-// Every rank calls this. A dry run calls all ranks' matmuls.
+// Replaces a wave's updates by their orthogonal factors, in each rank's elements. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

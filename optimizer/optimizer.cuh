@@ -1,14 +1,12 @@
-// The update of the parameters that this rank owns, by AdamW and Muon, their moving averages, and the norm of their
-// gradients. The update goes over pieces (optimizer/pieces.cuh).
+// The update, by AdamW and Muon, of the parameters that this rank owns, their moving averages, and the gradients' norm.
 #pragma once
 #include "kernels/fp8/cast.cuh"  // fp8_amax
 #include "kernels/gradients.cuh" // squares_of_ranges, squares_total
 #include "model/fp8.cuh"         // fp8_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
-// Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last one, the embeddings', on.
-// gathers: after each bucket its parameters' all-gather begins, unless they stay sharded; except_matrices: not of
-// buckets with matrices.
+// Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last on. gathers: after each
+// bucket, its parameters' all-gather begins; except_matrices: not of buckets with matrices.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -30,13 +28,11 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
         device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), o->zero->timeline->dev);
     update_all(&u, WORK_ADAMW, true, true);
 }
-// The number of bytes of scratch memory for optimizer_sum_squares.
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
-// *squares (device memory) = the sum of squares of this rank's shards of the gradients, which are on the device, in the
-// same bits in every stage. Blocks later work of the device until reductions in flight are done. ws:
-// optimizer_squares_workspace_bytes.
+// *squares (device memory) = the sum of squares of this rank's shards of the gradients, on the device, in equal bits in
+// every stage, after reductions in flight. ws: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -69,8 +65,7 @@ static void optimizer_take_weight_amaxes(struct optimizer *o) {
 
 // ---- Moving averages ----
 
-// Enqueues, after the updates, the moving averages (--ema-decay) of what this rank owns. adamw, check:
-// optimizer_update's. slots: optimizer_slots, of this phase.
+// Enqueues the moving averages of what this rank owns, after the updates, with optimizer_update's arguments.
 static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct update u = update_of(o, adamw, check, slots);
@@ -98,9 +93,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update, and begins to all-gather their buckets.
-// adamw, check: optimizer_update's. slots: optimizer_slots, of this phase. Planning plans the memory; a dry run calls
-// only matmuls. Every rank calls this.
+// Enqueues Muon's update of m's matrices (count > 0), after and with the arguments of optimizer_update, and begins to
+// all-gather their buckets. Planning plans the memory; a dry run calls only matmuls. Every rank calls this.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

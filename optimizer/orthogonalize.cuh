@@ -81,7 +81,6 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
-// Returns the coefficients of an iteration's step `step`, from 0 on.
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
@@ -92,7 +91,6 @@ static double orthogonalize_flops(double rows, double cols, const struct newton_
     return ns->steps * (4 * side * side * length + 2 * side * side * side);
 }
 
-// The workspace, each part aligned as matmuls need.
 struct orthogonalize_buffers {
     floatX *other;        // (rows, cols) X of every second step
     floatX *gram, *power; // (side, side) A, and A A, which becomes B
@@ -101,14 +99,12 @@ struct orthogonalize_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
-// Returns the address of the next `bytes` of the workspace, NULL where workspace is NULL; adds the bytes, rounded up to
-// PLAN_ALIGNMENT, to *used.
+// Returns the address of the workspace's next `bytes` (NULL: NULL); adds them, up to PLAN_ALIGNMENT, to *used.
 static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
     *used += (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     return at;
 }
-// The number of bytes of the largest scratch that the products and sum_of_squares need for a matrix (rows, cols).
 static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev) {
     const int side = rows < cols ? rows : cols;
     const size_t bytes[] = {sum_of_squares_workspace_bytes(dev),
@@ -139,8 +135,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// out (rows, cols) = a X + (b A + c A A) X, with p's a, b, c, of X = in (rows, cols), not in place, and A = X X^T. *b:
-// orthogonalize_buffers_of.
+// out (rows, cols) = a X + (b A + c A A) X, of X = in, not in place, and A = X X^T. *b: orthogonalize_buffers_of.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;

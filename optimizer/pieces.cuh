@@ -1,9 +1,8 @@
 // The pieces of an update, and their way through the device.
 //
-// What the update reads and writes may lie in the host's memory: states (optimizer/state.cuh), parameters and gradients
-// (zero/units.cuh). It is then streamed through the device in pieces, in three slots: while one piece is updated, the
-// next arrives and the previous one leaves. The same kernel updates the same elements as without offload, so that the
-// bits are the same.
+// What the update reads and writes may lie in the host's memory. It is then streamed through the device in pieces, in
+// three slots: while one piece is updated, the next arrives and the previous one leaves. The same kernel updates the
+// same elements as without offload, so that the bits are the same.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
 #include "kernels/averages.cuh" // averages_update, averages_swap
@@ -12,7 +11,6 @@
 #include "optimizer/state.cuh"  // struct optimizer
 #include "zero/units.cuh"       // struct zero
 
-// What a piece of the update consists of: a state of each kind (enum optimizer_state), parameters and gradients.
 enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
 
 // The kinds of work that go over the elements, of which an update is made.
@@ -23,7 +21,6 @@ enum update_kind {
     WORK_AVERAGES, // the moving averages of updated parameters
     WORK_SWAP,     // averages and parameters change places
 };
-// Whether a kind of work covers the elements of a group.
 static bool update_takes(enum update_kind work, enum state_group group) {
     switch (work) {
     case WORK_ADAMW: return group != GROUP_MUON;
@@ -34,7 +31,6 @@ static bool update_takes(enum update_kind work, enum state_group group) {
     }
     return false;
 }
-// Whether a kind of work reads an operand.
 static bool update_reads(enum update_kind work, int operand) {
     switch (work) {
     case WORK_ADAMW: return operand != STATE_MOMENTUM && operand != STATE_AVERAGES;
@@ -45,7 +41,6 @@ static bool update_reads(enum update_kind work, int operand) {
     }
     return false;
 }
-// Whether a kind of work writes an operand; an operand on the host is then copied back.
 static bool update_changes(enum update_kind work, int operand) {
     return work == WORK_AVERAGES ? operand == STATE_AVERAGES
                                  : update_reads(work, operand) && operand != OPERAND_GRADIENTS;
@@ -61,7 +56,6 @@ struct update_piece {
     uint64_t leaving;       // ticket of the last operand's transfer back; 0: none
 };
 
-// An operand of a piece in this rank's buffers.
 struct update_operand {
     char *memory; // NULL: the optimizer has no such state
     size_t bytes;
@@ -72,8 +66,7 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where an operand of a piece lies in this rank's buffers, on the device or the host; piece_memory has its
-// place in the slot. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
+// Returns where an operand of a piece lies in this rank's buffers, on the device or the host (then see piece_memory).
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -96,8 +89,7 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes, aligned, in a slot that hold any n elements of an operand, of any enum state_group; 0: the
-// operand is not on the host. operand: an enum optimizer_state, OPERAND_PARAMETERS or OPERAND_GRADIENTS.
+// The number of bytes in a slot for n elements of an operand, of any enum state_group; 0: it is not on the host.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -161,7 +153,6 @@ static void *optimizer_slots(struct optimizer *o, bool records) {
     return slots;
 }
 
-// The state of an update in progress.
 struct update {
     struct optimizer *o;
     struct adamw adamw; // Muon too uses its learning rate and decay
@@ -211,8 +202,7 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
-// Enqueues Muon's step of a piece's parameters along the orthogonal factors (piece_update). memory: the operands, on
-// the device; NULL: no such operand.
+// Enqueues Muon's step of a piece's parameters along the orthogonal factors (piece_update). memory: on the device.
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];
@@ -351,7 +341,6 @@ static void update_wave(struct update *u, enum update_kind work, const struct mu
     update_end(u);
 }
 
-// Whether Muon updates anything of a bucket, on whatever rank.
 static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *b) {
     const int64_t stop = b->begin + o->zero->shards.ranks * b->shard;
     for (int64_t at = b->begin, end; at < stop; at = end)

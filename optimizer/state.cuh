@@ -1,10 +1,9 @@
 // The optimizer's state: one row per kind, how each is stored, and where: a flat buffer with an element for each
 // parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory.
 //
-// An element's index in this rank's buffers is its place: its index in the flat buffers where the state is whole, else
-// among this rank's shards (zero/shards.cuh). Places [0, cut) are in the device's memory, the others in the host's, for
-// every kind of state alike. What is stored of an element, and how, depends on its group (enum state_group). A segment
-// is a run of places of one group; it begins at a known byte of each state.
+// An element's place is its index in this rank's buffers, whole or of its shards (zero/shards.cuh). Places [0, cut) are
+// in the device's memory, the others in the host's, for every kind of state alike. What is stored of an element, and
+// how, depends on its group. A segment is a run of places of one group; it begins at a known byte of each state.
 #pragma once
 #include "config/config.h"           // struct config
 #include "kernels/device_memory.cuh" // device_upload, device_zero, host_allocate
@@ -50,8 +49,7 @@ static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
 #undef STRUCT_ROW
 };
 
-// The elements of the flat buffers, by what updates them and how their states are stored. A gap is of the group of
-// the tensor before it.
+// The elements of the flat buffers, by what updates them and how states are stored. A gap is of the previous tensor's.
 enum state_group {
     GROUP_OTHERS, // head and embeddings, by AdamW
     GROUP_LAYERS, // tensors of layers, by AdamW
@@ -59,7 +57,6 @@ enum state_group {
     STATE_GROUPS
 };
 
-// A run of places of one group.
 struct state_segment {
     int64_t place; // of its first element
     enum state_group group;
@@ -101,7 +98,6 @@ struct optimizer {
     size_t slot_bytes;
 };
 
-// Whether each rank holds, and updates, only its shards of the states.
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
 
 // ---- formats and places ----
@@ -115,9 +111,8 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// Returns the format of a state of a group's elements by the options; FORMAT_NONE: nothing is stored. Where moments are
-// 8-bit, head and embeddings have bf16 ones: 8-bit moments of embeddings make pretraining unstable (Dettmers,
-// huggingface/transformers #14819).
+// Returns the format of a state of a group's elements; FORMAT_NONE: nothing is stored. With 8-bit moments head and
+// embeddings have bf16 ones: 8-bit ones make pretraining unstable (Dettmers, huggingface/transformers #14819).
 static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
@@ -143,7 +138,6 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
     }
     return false;
 }
-// Returns the group of a trained tensor's elements.
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
@@ -159,7 +153,6 @@ static bool groups_differ(const struct optimizer *o, enum state_group a, enum st
         differ = differ || o->states[id].formats[a] != o->states[id].formats[b];
     return differ;
 }
-// Sets o->runs: the elements of the flat buffers, a new run where groups differ (groups_differ).
 static void optimizer_make_runs(struct optimizer *o) {
     const struct parameters *table = o->zero->table;
     o->runs = (struct state_run *)calloc((size_t)table->num_tensors + 1, sizeof *o->runs);
@@ -220,7 +213,6 @@ static int64_t optimizer_elements(const struct optimizer *o, enum state_group gr
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
-// The number of bytes of this rank's states, on the device and the host.
 static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -256,11 +248,9 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 
 // ---- memory ----
 
-// The number of bytes of the table of trained tensors, a struct flat_tensor each.
 static size_t optimizer_tensors_bytes(const struct parameters *table) {
     return (size_t)table->num_tensors * sizeof(struct flat_tensor);
 }
-// The number of bytes of the table of buckets, a struct gradient_range for each bucket of the shards.
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
@@ -314,7 +304,6 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->buckets_id =
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
 }
-// Frees the tables of runs and segments. The states are in arenas, which timeline_free frees.
 static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
@@ -327,7 +316,6 @@ static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *
     return NULL;
 }
 static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of two tensors");
-// Fills in the table of the tensors, at `rows` in the device's memory. Waits for the device.
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
     struct device *dev = o->zero->timeline->dev;
@@ -348,7 +336,6 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills in the table of this rank's shards of the buckets, at o->buckets in the device's memory. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -413,8 +400,7 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
         }
     device_synchronize(dev);
 }
-// native (host memory, room for whole blocks) = elements [at, at + n) of a state, as stored (optimizer_move). `at` is a
-// multiple of STATE_BLOCK, n is rounded up to one. No update is in flight. Returns when the copy is done.
+// native (host memory) = elements [at, at + n) of a state, as stored, under optimizer_move's conditions.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);

@@ -4,14 +4,12 @@
 #include "kernels/gradients.cuh"   // add_gradients, sum_of_squares
 #include "zero/units.cuh"          // struct zero
 
-// The part of a unit's stored gradients that passes through one slot: its buckets [first, end), which are elements
-// [place, place + n) of this rank's gradients.
+// The part of a unit's stored gradients in one slot: buckets [first, end), elements [place, place + n) of this rank's.
 struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit's stored gradients pass through the device bucket by bucket, by two slots, rather than at once: the
-// head's and the embeddings', where they are larger than a layer's.
+// Whether a unit's stored gradients pass the device by buckets: the head's and embeddings', if larger than a layer's.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
@@ -29,8 +27,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a slot in device memory, live in this phase, for stored gradients that are on the host: slot 0 takes all of
-// the unit's; of a streamed unit slots 0 and 1 take a bucket's each. NULL when planning.
+// Returns a slot in device memory, live in this phase, for stored gradients of the host; slot 1 is for streamed units.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -58,8 +55,7 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to bring stored gradients into a slot. In a step's first micro-step there are none: the slot is zeroed, since
-// add_shard does not write the gaps between tensors.
+// Begins to bring stored gradients into a slot or, in a first micro-step, zeroes it: add_shard does not write gaps.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -71,8 +67,7 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Begins to bring a unit's stored gradients into slot 0, where slots are used and the unit is not streamed: while the
-// unit is reduced or, with one rank, computed.
+// Begins to bring a unit's stored gradients into slot 0, where slots are used and the unit is not streamed.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
@@ -91,7 +86,6 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
-// Zeroes n elements from `from` on; does nothing for n 0 or less.
 static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
@@ -149,8 +143,7 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Adds a part of a unit's gradients `whole`, whose reduction it waits for, to `sum`, the stored gradients in device
-// memory. Of gradients on the host it adds the squares to the report; else ws may be NULL.
+// Adds a part of a unit's gradients `whole`, once reduced, to the stored `sum` in device memory. ws: for add_squares.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -172,8 +165,7 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Adds a unit's gradients `whole` to the sums on the host, through the slots on the device: while one part is added,
-// the next is loaded and the previous is stored. ws: sum_of_squares_workspace_bytes.
+// Adds a unit's gradients to the sums on the host by slots: while a part is added, the next is loaded, one is stored.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -192,8 +184,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Stores a unit's gradients, after its backward: adds them to the stored sum or, where backward has added in place,
-// begins to copy them to the host. Waits for their reduction. Opens a phase.
+// Stores a unit's gradients once reduced: adds them to the stored sum or, if added in place, copies them to the host.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -246,14 +237,12 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Waits for the reduction of a unit's sharded gradients and adds this rank's shards to the sum of the step's earlier
-// micro-steps, in a phase of its own. Does nothing where gradients are not sharded.
+// Waits for the reduction of a unit's gradients and adds this rank's shards to the sum. Unsharded: does nothing.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
-// Blocks later work of the device, at a micro-step's end and in a phase of its own, until all gradients that are kept
-// on the host are there. Without such gradients does nothing.
+// Blocks later work of the device, in a phase of its own, until all gradients that are kept on the host are there.
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;

@@ -1,19 +1,17 @@
-// Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al. 2020,
-// arXiv 1910.02054).
+// Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054).
 //
 // A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
-// are ranges of the flat buffers (model/parameters.cuh), in the order in which backward finishes their gradients. A
-// unit is cut into buckets of at most --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's
-// gradients are complete. Each rank owns an equal shard of each bucket, so that every reduction and every all-gather is
-// balanced. The shards are the same in every stage:
+// are ranges of the flat buffers, in the order in which backward finishes their gradients. A unit is cut into buckets
+// of at most --bucket-mib of fp32 gradients, each reduced as soon as its unit's gradients are complete. Each rank owns
+// an equal shard of each bucket, so that collectives are balanced. The shards are the same in every stage:
 //
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
 //   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
 //   stage 2   gradients too: a unit's are reduce-scattered after its backward, in each micro-step
 //   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
 //
-// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
-// in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
+// Units are padded to a multiple of the ranks. A rank's shards stand in a sharded buffer in the order of the buckets,
+// without gaps: the shard of bucket b begins at b.begin / ranks.
 #pragma once
 #include "model/parameters.cuh" // struct flat_layout, TENSOR_ALIGNMENT
 
@@ -33,11 +31,8 @@ struct shards {
     int64_t largest_shard;
 };
 
-// Whether the optimizer's state is sharded. With one rank nothing is.
 static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
-// Whether each rank keeps only its shard of the gradients.
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
-// Whether each rank keeps only its shard of the parameters.
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
 // Appends buckets of [begin, end), of about `most` elements at most, as equal as the alignment of their shards allows.
@@ -88,7 +83,6 @@ static void shards_free(struct shards *s) {
 // The number of elements of this rank's buffer, which is `sharded` or whole.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
-// Returns the element of the whole flat buffer at which this rank's shard of a bucket begins.
 static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
     return b->begin + s->rank * b->shard;
 }
@@ -98,9 +92,8 @@ static int64_t shards_place(const struct shards *s, const struct bucket *b, int6
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// Finds the next range of [*at, end) that this rank's buffer (sharded or whole) holds. Sets *at to the range's first
-// element, *place to that element's index in the buffer. Returns the number of elements, by which the caller moves *at
-// on; 0: nothing is left.
+// Finds the next range of [*at, end) in this rank's buffer (sharded or whole): sets *at, and *place to its index there.
+// Returns the number of elements, by which the caller moves *at on; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

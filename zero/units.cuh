@@ -1,7 +1,6 @@
 // Units of parameters and gradients on the device (zero/shards.cuh): their memory, and the gathering of parameters.
 //
-// Offloading is sharding's schedule with copies over the bus: the host is one more rank, which holds what this rank
-// would.
+// Offloading is sharding's schedule with copies over the bus: the host is one more rank.
 //
 //   parameters   a unit's parameters are copied into the buffer that a sharded unit is gathered into; where they are
 //                sharded too, only this rank's shards are copied, and the all-gather begins after the copies
@@ -10,8 +9,7 @@
 //                rank's shards of it are added to the stored sum, which passes through the device by slots
 //
 // Gradients in bf16 take the second way wherever they lie: the gradients of a micro-step are summed in fp32 and rounded
-// stochastically once, when they are added to the stored sum. Offloading changes no bit of what the same number of
-// ranks computes. Other numbers of ranks sum in another order, as they do in fp32.
+// stochastically once, when they are added to the stored sum. Offloading changes no bit of what as many ranks compute.
 #pragma once
 #include "kernels/collectives.cuh"  // collective_all_gather
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
@@ -23,7 +21,6 @@
 // Whether a unit's parameters in one pass, or the stored sum of its gradients, are in the unit's buffer.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
 
-// Where parameters and gradients lie and how gradients are stored.
 struct zero_options {
     bool offload_weights, offload_gradients; // in the host's memory
     enum state_format grads_format;          // FORMAT_FP32 or FORMAT_BF16
@@ -95,7 +92,6 @@ static void zero_create(struct zero *z, const struct parameters *table, const st
     for (size_t i = 0; i < 2 * units; i++)
         z->grads_ids[i] = -1;
 }
-// Frees the tables that zero_create made, and makes z zero. Planned memory and collectives are not z's.
 static void zero_free(struct zero *z) {
     shards_free(&z->shards);
     free(z->params_tickets);
@@ -109,13 +105,11 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// Marks all units as absent from their buffers, as they are when a region of the timeline begins.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Begins a micro-step, before its forward. adds_up: an earlier micro-step of the step has made gradients (when
-// planning: the step has several micro-steps); else gradients are overwritten.
+// Begins a micro-step. adds_up: an earlier one of the step has made gradients (planning: the step has several).
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -141,7 +135,6 @@ static bool zero_adds_in_place(const struct zero *z) {
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
-// The number of bytes of this rank's stored gradients.
 static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
@@ -162,8 +155,7 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// Returns a unit's buffer in a pass, live in this phase, which zero_prefetch fills with the whole unit's parameters;
-// NULL when planning. Only where zero_has_unit_parameters: elsewhere parameters are in z->params.
+// Returns a unit's buffer in a pass (zero_prefetch), live in this phase, if zero_has_unit_parameters; NULL: planning.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
@@ -174,7 +166,6 @@ static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
-// Returns the address `bytes` after `base`; NULL where base is NULL, as when planning.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
 // Returns where a parameter, of z's layout, lies whole in this phase, after zero_use of its unit; NULL when planning.
@@ -186,8 +177,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns where backward writes a trained tensor's gradient in this phase, after zero_begin_gradients of the tensor's
-// unit; NULL when planning.
+// Returns where backward writes a tensor's gradient, after zero_begin_gradients of its unit; NULL when planning.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
@@ -210,8 +200,7 @@ static void zero_wait_for_updates(struct zero *z) {
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins to copy elements [at, at + n) of the flat buffer of parameters, which begin at `place` of this rank's buffer,
-// on the host, into their unit's buffer `whole`. Returns the transfer's ticket.
+// Begins to copy parameters [at, at + n), at `place` on the host, into their unit's buffer. Returns its ticket.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
@@ -255,9 +244,8 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether a pass may meet all-gathers of the last update in flight, of parameters that are not in buffers of units: any
-// forward but a step's second micro-step's and later, as the first one waits for all. Frozen parameters have none. A
-// wait where there can be none would divide recorded work for nothing (kernels/work_segments.cuh).
+// Whether a pass may meet all-gathers of the last update in flight, of parameters without units' buffers: any forward
+// but later micro-steps' forwards. A wait for none would divide recorded work (kernels/work_segments.cuh).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
@@ -286,7 +274,6 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_READY;
 }
 
-// Whether this rank holds anything of elements [at, at + n) of a flat buffer.
 static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n) {
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
