@@ -1,7 +1,6 @@
-// Which modules --lora-target-modules names: linear layers of the blocks by their names in the model's files.
-//
-// A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as q_proj or
-// self_attn.q_proj; all-linear is every linear layer of the blocks. Every layer has the same adapters.
+// Which modules --lora-target-modules names: linear layers of the blocks, the same in every layer, by their names in
+// the model's files. A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it,
+// as q_proj; all-linear is every linear layer of the blocks.
 #pragma once
 #include "config/layers.h"            // config_rotary_dims
 #include "formats/peft_config.h"      // peft_name_matches
@@ -22,8 +21,7 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a module of a block, which may have an adapter. If so, sets
-// *module; else *module is not to be read.
+// Whether a tensor of the model's files is the weight of a block's module; only then *module is set.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -37,25 +35,21 @@ static bool adapter_module_of(struct adapter_module *module, const struct huggin
     return lora_module_at(&module->module, linear, module->first, module->rows, s);
 }
 
-// The name of a tensor's module, without the tensor's own name after it.
 struct module_name {
     char text[sizeof(((struct huggingface_tensor *)0)->name)];
 };
-// Returns a tensor's name up to its last dot: model.layers.0.mlp.up_proj of model.layers.0.mlp.up_proj.weight; "" where
-// the name has no dot.
+// Returns a tensor's name up to its last dot: model.layers.0.mlp.up_proj of ....up_proj.weight; "" without a dot.
 static struct module_name module_name_of(const struct huggingface_tensor *t) {
     struct module_name name;
     const char *dot = strrchr(t->name, '.');
     snprintf(name.text, sizeof name.text, "%.*s", (int)(dot ? dot - t->name : 0), t->name);
     return name;
 }
-// Whether a tensor's name ends in ".weight".
 static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// Returns what follows the number `layer` in a module's name, which is equal in every layer, as a pointer into
-// name->text; the whole name where it lacks that number.
+// Returns what follows the number `layer` in a module's name, a pointer into name->text; else the whole name.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
     const int length = snprintf(number, sizeof number, ".%d.", layer);
@@ -64,7 +58,6 @@ static const char *name_in_layer(const struct module_name *name, int layer) {
 }
 // ---- the option ----
 
-// The model's modules while targets are looked up.
 struct target_search {
     const struct config *config;
     const struct layer_shape *shape;
@@ -146,8 +139,7 @@ static void targets_check_rank(const struct target_search *s) {
 }
 
 // Sets c->lora_modules, bits of enum lora_module (0: no LoRA), from --lora-target-modules; the model's options are
-// resolved. Ends the program where a name is of no linear layer of a block, where layers would differ, and where
-// --lora-rank is more than a module's inputs or outputs.
+// resolved. Ends the program for bad names, layers that would differ, and too large a --lora-rank.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
     if (c->finetuning.lora_rank == 0)

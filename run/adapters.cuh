@@ -1,6 +1,5 @@
-// The adapters of LoRA in the files that peft reads and writes: adapter_config.json and adapter_model.safetensors.
-//
-// A module of the model's files that has an adapter has two tensors, whatever the layout of its weight:
+// The adapters of LoRA in the files that peft reads and writes: adapter_config.json and adapter_model.safetensors. A
+// module with an adapter has two tensors, whatever the layout of its weight:
 //
 //   base_model.model.MODULE.lora_A.weight   (rank, inputs)
 //   base_model.model.MODULE.lora_B.weight   (outputs, rank), outputs in the order of the file's weight
@@ -19,8 +18,7 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// pair = lora_A and lora_B of a module in the adapters' file. weight: the tensor of the module's weight; part: what
-// adapter_part_of returned, not -1.
+// pair = lora_A and lora_B of a module in the adapters' file. weight: the module's tensor; part: adapter_part_of's.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {

@@ -1,5 +1,4 @@
-// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs only
-// its own tokens.
+// --chat: turns from the terminal, answers as they come. The KV cache stays: a turn costs only its own tokens.
 #pragma once
 #include "formats/chat_format.h"      // struct chat_format
 #include "run/generate.cuh"           // open_tokenizer
@@ -23,13 +22,11 @@ struct chat {
     bool terminal;                             // stdin and stderr are a terminal
 };
 
-// A text that grows.
 struct chat_text {
     char *bytes;
     size_t length;
 };
-// Appends `length` bytes of `more`, and a zero that does not count, to a text, whose memory, freed by the caller,
-// grows. Ends the program where memory is out.
+// Appends `length` bytes to a text, which the caller frees, and a zero. Ends the program where memory is out.
 static void chat_add(struct chat_text *text, const char *more, size_t length) {
     text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
     if (!text->bytes)
@@ -40,8 +37,7 @@ static void chat_add(struct chat_text *text, const char *more, size_t length) {
 }
 static void chat_add_text(struct chat_text *text, const char *more) { chat_add(text, more, strlen(more)); }
 
-// Appends a role's turn to the text: what the format has before the content, the content, without white space at its
-// ends where the format trims, and what the format has after the content.
+// Appends a role's turn to the text, as the format writes it: the content, trimmed where the format trims.
 static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum chat_role role, const char *content) {
     size_t length = strlen(content);
     uint32_t code;
@@ -63,9 +59,8 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
     chat_add_text(text, chat->format.roles[role].after);
 }
 
-// Encodes a text without a template's tokens, by itself or as what goes on after an answer: special tokens in the text
-// are found. Returns the tokens (*count), which the caller frees. Ends the program where a token is outside the model's
-// vocabulary.
+// Encodes a text without a template's tokens; special tokens in it are found. Returns the tokens (*count), which the
+// caller frees. Ends the program where a token is outside the model's vocabulary.
 static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, enum encode_as as,
                             int64_t *count) {
     struct error_text error;
@@ -109,7 +104,6 @@ static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     }
 }
 
-// Whether a token ends an answer.
 static bool chat_stops(const struct chat *chat, int32_t token) {
     for (int i = 0; i < chat->stop_count; i++)
         if (chat->stops[i] == token)
@@ -147,8 +141,7 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// Returns the text that is fed for a turn of the user: what ends the last answer, or what begins a chat (first), then
-// the turn, then what asks for an answer. The caller frees its bytes.
+// Returns the text to feed for a user's turn, with what ends the last answer or begins a chat; the caller frees it.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)
@@ -186,8 +179,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets the sizes in *c on which the plan depends, before plan_model: one sequence, a KV cache of --seq-length tokens,
-// and the prompt that begins a chat.
+// Sets *c's sizes before plan_model: one sequence, a KV cache of --seq-length tokens, the prompt that begins a chat.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;
@@ -195,7 +187,6 @@ static void chat_sizes(struct config *c) {
     c->training.micro_batch_size = c->evaluation.sample_count = 1;
 }
 
-// Whether the model's chats may have a system turn: a form without one has no text around it.
 static bool chat_takes_system(const struct chat *chat) {
     return *chat->format.roles[CHAT_SYSTEM].before || *chat->format.roles[CHAT_SYSTEM].after;
 }

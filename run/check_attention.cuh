@@ -13,7 +13,6 @@
 #include "kernels/rope_table.cuh"      // rope_table
 #include <math.h>                      // exp, isfinite, sqrt, tanh
 
-// What is judged.
 struct attention_check {
     enum attention_backend backend, simpler; // simpler: ATTENTION_AUTO: none
     struct attention_shape shape;            // B, T and the tables are chosen here
@@ -38,7 +37,6 @@ static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // The bound on the error of fp32 sums of thousands of stored values, relative to the sum of their magnitudes.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
 
-// The operands, on the host and the device, and the sizes.
 struct attention_judge {
     struct attention_shape shape;
     struct dropout dropout;
@@ -56,14 +54,12 @@ struct attention_judge {
     int32_t *first_key, *last_query, *starts;
     uint32_t *amax;
 };
-// What a backend gives, on the host.
 struct attention_results {
     floatX *out, *dqkv;
     float *partial; // (bias_chunks, row); NULL: none
     uint32_t amax, out_amax;
 };
 
-// Returns zeroed memory of the host, never NULL, which the caller frees. Ends the program where none is left.
 static void *judge_memory(size_t bytes) {
     void *const memory = calloc(1, bytes > 0 ? bytes : 1);
     if (!memory)
@@ -86,16 +82,14 @@ static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     device_synchronize(dev);
     return memory;
 }
-// Returns rope_table's table (T, D) for heads like the shape's, on the host; the caller frees the table. bytes: its
-// size.
+// Returns rope_table's table (T, D) for heads like the shape's, on the host; the caller frees it.
 static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
     const struct rope_settings settings = rope_unscaled(shape->head_dim, 10000);
     float *const rotary = (float *)judge_memory(bytes);
     rope_table(rotary, shape->T, &settings);
     return rotary;
 }
-// Raises *saved and *workspace to the bytes that a backend's forward and backward need. any_order: backward's bits may
-// differ between calls.
+// Raises *saved and *workspace to what a backend needs. any_order: backward's bits may differ between calls.
 static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_backend backend,
                               struct attention_shape shape, bool any_order, struct device *dev) {
     const size_t forward = attention_forward_workspace_bytes(backend, shape, dev);
@@ -103,8 +97,7 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Sets shape->B and ->T: two waves of blocks, by KV heads, and a last tile that is not whole. At most 16 tiles, whose
-// numbers the host generates in a tenth of a second.
+// Sets shape->B and ->T: two waves of blocks, by KV heads, and a cut last tile; at most 16 tiles, done in 0.1 s.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
@@ -129,8 +122,7 @@ static void judge_hide_keys(struct attention_judge *j) {
     j->shape.first_key = j->first_key;
     j->shape.last_query = j->last_query;
 }
-// Chooses the sizes of a check, and allocates and fills its operands on the host and the device, with room for the
-// backend and the simpler one; judge_close frees them. Waits for the device.
+// Chooses the sizes of a check, and allocates and fills its operands; judge_close frees them. Waits for the device.
 static struct attention_judge judge_open(const struct attention_check *check, int multiprocessors, struct device *dev) {
     struct attention_judge j;
     memset(&j, 0, sizeof j);
@@ -183,7 +175,6 @@ static void judge_close(struct attention_judge *j) {
     free(j->document_starts);
 }
 
-// Enqueues the filling of `bytes` of the device's memory with 0xff, which is NaN in every type of float.
 static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
@@ -234,10 +225,8 @@ static void results_free(struct attention_results *results) {
 
 // ---- Rows of results ----
 
-// The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
 enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
-// The number of heads that a kind's rows are of: the query heads or, for dK and dV, the KV heads.
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
@@ -258,7 +247,6 @@ static const floatX *judge_row(const struct attention_judge *j, const struct att
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
 }
-// Returns the sum of the squares of x (D).
 static double judge_square(const floatX *x, int D) {
     double sum = 0;
     for (int i = 0; i < D; i++)
@@ -284,7 +272,6 @@ struct judge_scores {
     float *factors;   // (T) of dropout
     double out[ATTENTION_MAX_HEAD_DIM];
 };
-// Returns the dot product of a (D) and b (D) on the host, in double.
 static double judge_dot(const floatX *a, const floatX *b, int D) {
     double sum = 0;
     for (int i = 0; i < D; i++)
@@ -305,8 +292,7 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
-// Sets s->factors (s->count) to dropout's factors of the row of query head h at token t of sequence b, from key
-// s->first on; without dropout all are 1.
+// Sets s->factors (s->count) to dropout's factors of query head h at token t of sequence b; without dropout to 1.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)
@@ -359,8 +345,7 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head) at token t of sequence b, summed
-// in double, and zeros after it. s: scratch memory of judge_scores_open.
+// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head), in double, and zeros after it.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
@@ -402,7 +387,6 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
-// Returns the bound on the error of a row relative to judge_yardstick.
 static double judge_bound(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
@@ -418,14 +402,12 @@ static double judge_yardstick(enum judge_kind kind, double square, double mean) 
     }
     return square;
 }
-// A row that the host computed: of head h at token t of sequence b.
 struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares samples (count) of a kind with a backend's rows; raises *largest to the largest relative distance. reason
-// (size bytes, empty before) = what is wrong. A mean of squares above the largest sample's is not believed: a wrong row
-// would raise it.
+// Compares samples (count) with a backend's rows; raises *largest to the largest relative distance. reason (size bytes,
+// empty before) = what is wrong. A mean of squares above the largest sample's may be a wrong row's.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -451,8 +433,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
-// Compares rows of a few tokens, around the borders of tiles, with the host's sums in double. Writes what is wrong to
-// `reason` (size bytes), empty before. Raises *largest to the largest relative distance.
+// Compares rows of tokens around the borders of tiles with the host's sums. reason, *largest: as of judge_samples.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
@@ -513,8 +494,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
-// Compares the bits of two runs of one backend: of the output and, unless any_order, of dqkv. Writes to `reason` (size
-// bytes) which differ; else leaves it.
+// Compares the bits of two runs of one backend: output and, unless any_order, dqkv. Leaves reason if they are equal.
 static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
                             const struct attention_results *one, const struct attention_results *other,
                             bool any_order) {
@@ -550,12 +530,10 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
     }
 }
 
-// The two ways to judge a backend: by itself, which is by a second run and by the host's sums, and by every row of the
-// simpler backend, which may be wrong, too.
+// The ways to judge a backend: by a second run and the host's sums, or by the simpler backend, which may be wrong.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Writes what is wrong with a backend on this GPU to `reason` (size bytes); an empty text where nothing is, or, in
-// JUDGE_BY_SIMPLER, where the simpler backend is missing or itself wrong. Raises *largest to the largest relative
-// distance of a row. Nothing is enqueued when check_attention returns.
+// Writes what is wrong with a backend on this GPU to `reason` (size bytes), empty where nothing is or, in
+// JUDGE_BY_SIMPLER, where the simpler backend is missing or wrong. Raises *largest to the largest relative distance.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

@@ -1,15 +1,11 @@
-// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph.
-// The loss and the sum of the gradients' squares must have the same bits; where they differ, no graph is used. The
-// micro-step that trains follows: the check leaves no trace but the graph.
-//
-// Before each of the two runs the memory of activations is filled with NaNs, and the memory of gradients with zeros:
-// work that a graph has lost shows.
+// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph,
+// each over activations of NaNs and gradients of zeros, so that lost work shows. Loss and sum of the gradients' squares
+// must have the same bits, else no graph is used. The check leaves no trace but the graph.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 
 #ifdef TARGET_CUDA
 
-// The loss and the gradients of a micro-step, as the check compares them.
 struct graph_check_result {
     struct loss_sum loss;
     double squares; // of this rank's gradients; 0: they are not complete
@@ -21,8 +17,7 @@ struct graph_check_scales {
     size_t bytes[4];
     bool weights_known;
 };
-// Returns a copy of the state of FP8's scales in the host's memory, of which the caller frees each s.host[i]. Waits for
-// the device.
+// Returns a host copy of the state of FP8's scales; the caller frees each s.host[i]. Waits for the device.
 static struct graph_check_scales graph_check_save(struct gpt *m) {
     struct fp8_state *f = &m->fp8;
     struct graph_check_scales s = {{f->scales, f->weight_amaxes, f->counts, f->history},
@@ -83,12 +78,10 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
 static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
-// Writes the text as a member of the open object; log_object calls this.
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
-// Checks the graph of the step's first micro-step, where --self-check asks for it and the run is deterministic and
-// records graphs; else does nothing. Where results differ, warns and uses no graph from then on. batch, scale: as
-// gpt_micro_step gets them next. Waits for the device. Every rank calls this.
+// Checks the graph of the step's first micro-step, if --self-check asks for it; where results differ, warns and uses no
+// graph from then on. batch, scale: as gpt_micro_step gets them next. Waits for the device. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||
@@ -124,7 +117,6 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
 
 #else
 
-// Does nothing: a CPU records no graphs.
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
 
 #endif

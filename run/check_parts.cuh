@@ -11,7 +11,6 @@
 // ---- FP8's casts ----
 
 enum { CAST_ROWS = 128, CAST_COLUMNS = 256, CAST_ELEMENTS = CAST_ROWS * CAST_COLUMNS, CAST_MAX_INVERSES = 1024 };
-// The operands and results of a cast, laid out alike in the device's memory and the host's.
 struct cast_check {
     floatX x[CAST_ELEMENTS]; // (CAST_ROWS, CAST_COLUMNS)
     fp8 rows[CAST_ELEMENTS], columns[CAST_ELEMENTS];
@@ -29,7 +28,6 @@ static void cast_fill(struct cast_check *c) {
     }
     c->x[CAST_COLUMNS / 2] = to_floatX(0);
 }
-// Returns the settings of a cast of c->x into *c, which may be in the device's memory.
 static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enum fp8_granularity granularity) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -43,8 +41,7 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Sets right->rows, or ->columns where `transposed`, and their scales to what the cast of right->x has to give: one
-// block after the other, on the host.
+// Sets right->rows, or ->columns where `transposed`, and their scales to what a cast of right->x has to give.
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
@@ -75,7 +72,6 @@ static void cast_by_host(struct cast_check *right, enum fp8_format format, enum 
             }
         }
 }
-// Whether two casts, both in the host's memory, have equal codes and scales.
 static bool cast_equal(const struct cast_check *a, const struct cast_check *b, enum fp8_granularity granularity) {
     bool equal =
         memcmp(a->rows, b->rows, sizeof a->rows) == 0 && memcmp(a->columns, b->columns, sizeof a->columns) == 0;
@@ -109,10 +105,8 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     free(right);
     return equal;
 }
-// The number of bytes of the device's memory that cast_is_right takes.
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
-// Ends the program where a cast as this run makes them has other bits on the GPU than on the host. memory: cast_bytes
-// on the device, overwritten.
+// Ends the program where a cast of this run has other bits on GPU and host. memory: cast_bytes, on the device.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
@@ -146,7 +140,6 @@ static void check_parts(struct run *r) {
 
 #else
 
-// Does nothing: the self-check is of a GPU.
 static void check_parts(struct run *r) {}
 
 #endif

@@ -1,5 +1,4 @@
-// The choice of the engine's copy: by --device, --precision, --instruction-set, and what this build and this machine
-// have.
+// The choice of the engine's copy: by --device, --precision, --instruction-set, this build and this machine.
 #pragma once
 #include "config/config.h"            // struct config
 #include "kernels/amx.cuh"            // amx_available
@@ -19,28 +18,21 @@ enum { CUDA_IS_BUILT = 1 };
 static engine_entry *cuda_engine(enum config_precision precision) {
     return precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }
-// Returns why this machine can't use CUDA; "": it can.
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
-// Serves the request of a self-check (run/self_check.cuh), whose first word names the precision, as a child of a run.
-// Returns the exit status.
+// Serves a request of run/self_check.cuh, whose first word is the precision, as a run's child. Returns the exit status.
 static int cuda_self_check(const char *request) {
     return strncmp(request, "fp32 ", 5) == 0 ? train_cuda_fp32_self_check(request)
                                              : train_cuda_bf16_self_check(request);
 }
-// Prints the cuda target's rows of --version.
 static void cuda_print_build(void) {
     log_row("cuda", "fp32 and bf16, for %s", GPU_ARCHITECTURES);
     train_cuda_bf16_libraries();
 }
 #else
 enum { CUDA_IS_BUILT = 0 };
-// Returns NULL: this build has no engine for CUDA.
 static engine_entry *cuda_engine(enum config_precision precision) { return NULL; }
-// Returns why no machine can use CUDA by this build.
 static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
-// Ends the program, since this build makes no self-check.
 static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_reason()); }
-// Prints the row of --version that says that the build lacks CUDA.
 static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
@@ -96,8 +88,7 @@ static void resolve_precision(struct config *config, const struct level *level) 
                  config->device.device == DEVICE_CUDA ? "GPU" : "CPU", products);
     config->precision_reason = reason;
 }
-// Returns the engine of a level in the options' precision, and sets in *config the level's name and instructions, and
-// the reason for the report.
+// Returns a level's engine in the options' precision, and sets the level's name, instructions and reason in *config.
 static engine_entry *cpu_engine(struct config *config, const struct level *level) {
     static char reason[64], instructions[512];
     if (NUM_LEVELS > 1)
@@ -111,9 +102,8 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     return config->device.precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
-// Chooses the device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why. Ends
-// the program where only other ranks have one, since GPUs and CPUs exchange gradients by different collectives. Every
-// rank calls this.
+// Chooses the device of --device auto: a GPU where one can be used; where a build for GPUs finds none, prints why. Ends
+// the program where only other ranks have one. Every rank calls this.
 static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
     const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
@@ -134,11 +124,9 @@ static void check_cuda(bool plans) {
              plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
-// Ends the job where ranks run programs of different commits, of which each may compute otherwise; or, at stage 0 on
-// CPUs, programs compiled for different instructions, as each host's own build may be. At stage 0 every rank updates
-// all parameters, and nothing promises that the updates stay equal, though they did between x86-64-v3 and AVX-512. At
-// the other stages a rank takes over the shards that others update, and the report says how ranks differ. Every rank
-// calls this.
+// Ends the job where ranks run programs of different commits; or, at stage 0 on CPUs, programs compiled for different
+// instructions. At stage 0 every rank updates all parameters, and nothing promises that the updates stay equal, though
+// they did between x86-64-v3 and AVX-512. At other stages a rank takes over what others update. Every rank calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);

@@ -1,5 +1,4 @@
-// The copies of the engine in one train_gpt, a copy for each target and precision, and on the cpu target for each level
-// of instruction sets, as main sees them.
+// The copies of the engine in one train_gpt as main sees them: one for each target, precision and, on cpu, level.
 #pragma once
 #include "config/config.h" // struct config
 

@@ -57,8 +57,7 @@ static const char *environment_value(const struct environment_variable *variable
     return value && *value && !(variable->usual && strcmp(value, variable->usual) == 0) ? value : NULL;
 }
 
-// Ends the job where a variable's value on a rank is not rank 0's. parallel: NULL where there is one rank. Every rank
-// calls this.
+// Ends the job where a variable's value on a rank is not rank 0's. parallel: NULL: one rank. Every rank calls this.
 static void environment_check_ranks(struct parallel *parallel) {
     char *text = NULL;
     size_t bytes = 0;
@@ -79,8 +78,7 @@ static void environment_check_ranks(struct parallel *parallel) {
     free(text);
 }
 
-// Returns the variables that are set, as "NAME=VALUE (what it decides)" with a comma between two; "": none is. The
-// caller frees the text.
+// Returns the variables that are set, as "NAME=VALUE (what it decides)" with commas, which the caller frees; "": none.
 static char *environment_describe(void) {
     char *text = NULL;
     size_t bytes = 0;

@@ -88,7 +88,6 @@ static void encode_items(struct run *r, struct eval_tasks *tasks) {
 
 // ---- opening ----
 
-// Compares two names, to which a and b point by a pointer each, for qsort and bsearch.
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -105,7 +104,6 @@ static void find_names(struct eval_tasks *tasks) {
         if (i == 0 || strcmp(tasks->names[i], tasks->names[tasks->names_count - 1]) != 0)
             tasks->names[tasks->names_count++] = tasks->names[i];
 }
-// Returns the index of an item's task in tasks->names, which find_names has set.
 static int task_of(const struct eval_tasks *tasks, const struct eval_item *item) {
     const char *name = item->task;
     const void *found = bsearch(&name, tasks->names, (size_t)tasks->names_count, sizeof *tasks->names, compare_names);
@@ -311,7 +309,6 @@ static void print_scores(struct run *r) {
     }
 }
 
-// Writes a task's scores as members of the open object.
 static void write_task_scores(struct json *json, const struct task_scores *s) {
     json_int(json, "items", s->items);
     json_double(json, "acc", share(s->right, s->items));
@@ -327,7 +324,6 @@ static void write_task_scores(struct json *json, const struct task_scores *s) {
     }
     json_int(json, "cut", s->cut);
 }
-// Writes each task's scores as an object of the open object; log_object calls this. context: a struct eval_tasks.
 static void write_log_scores(struct json *json, const void *context) {
     const struct eval_tasks *tasks = (const struct eval_tasks *)context;
     for (int k = 0; k < tasks->names_count; k++) {
@@ -338,7 +334,6 @@ static void write_log_scores(struct json *json, const void *context) {
     }
 }
 
-// Writes a line of JSON: what is chosen of item i, and the scores of its texts.
 static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
     const json_t *id = json_object_get(item->root, "id");
@@ -370,8 +365,7 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     json_array_end(&json);
     json_object_end(&json);
 }
-// Writes, on rank 0, the items' scores in their order, then each task's, as lines of JSON into the file of
-// --eval-tasks-output. Ends the program where the file can't be written.
+// Writes, on rank 0, the items' scores, then each task's, as JSON to --eval-tasks-output. Ends the program if it can't.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
@@ -390,9 +384,8 @@ static void write_scores(const struct run *r) {
     report_file_close(&out);
 }
 
-// Scores the tasks of open_tasks and reports them, after `step` steps: prints them, logs them, and writes
-// --eval-tasks-output. Returns false where a signal stopped the scoring, and then reports nothing. Every rank calls
-// this.
+// Scores the tasks of open_tasks, prints and logs them, and writes --eval-tasks-output. Returns false, without a
+// report, where a signal stopped the scoring. Every rank calls this.
 static bool score_tasks(struct run *r, int step) {
     struct eval_tasks *tasks = r->tasks;
     if (!score_documents(r, tasks->documents, tasks->documents_count))

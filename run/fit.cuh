@@ -1,6 +1,5 @@
 // A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds
-// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is
-// auto.
+// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses for auto.
 #pragma once
 #include "config/fit.h"               // config_resolve_copies
 #include "run/model.cuh"              // gpt_create, gpt_destroy: a planned model
@@ -17,15 +16,13 @@ struct fit {
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what is planned by these options, which stay the caller's. *config and *dev must outlive the result; options
-// may change meanwhile, but not what the shape of a layer depends on.
+// Returns what is planned by these options. *config and *dev must outlive it; a layer's shape may not change meanwhile.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that
 // recomputes nothing. Ends the program where options contradict each other.
 static struct recompute_policy fit_policy(const struct fit *f);
 
-// Peak bytes of a whole plan in the device's and the host's memory.
 struct fit_bytes {
     size_t device, host;
 };
@@ -40,7 +37,6 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
 // Plans the model under a policy, which is freed, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
-// Plans the model under a policy, which is freed, and returns the peak bytes of the device's memory.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays
@@ -48,8 +44,7 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { re
 // named the tokens, on the CPU, and where limits.device is SIZE_MAX.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
-// Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to. How to
-// make a plan fit is fit_check's message.
+// Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
 // Ends the program, before the model's memory is allocated, where a plan of peaks `need` exceeds the limits; the
@@ -67,7 +62,6 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
     return f;
 }
 
-// Returns the peaks of a plan that is placed.
 static struct fit_bytes fit_bytes_of(const struct plan *plan) {
     const struct fit_bytes bytes = {plan->peak_bytes, plan->host_peak_bytes};
     return bytes;
@@ -104,8 +98,7 @@ static void fit_check_options(const struct config *c) {
              c->model.num_layers);
 }
 
-// Returns the policy of --recompute-granularity full, by the layers or the method that the options name; policy_free
-// frees it. Ends the program where the list of layers is bad.
+// Returns --recompute-granularity full's policy, for policy_free. Ends the program where the list of layers is bad.
 static struct recompute_policy fit_full(const struct config *c) {
     if (*c->recompute.recompute_layers)
         return policy_of_layers(c->model.num_layers, c->recompute.recompute_layers);
@@ -118,8 +111,7 @@ static struct recompute_policy fit_full(const struct config *c) {
                           c->recompute.recompute_num_layers > 0 ? c->recompute.recompute_num_layers : 1);
 }
 
-// Returns the policy of --recompute-granularity selective with this text of --recompute-modules, "": what the attention
-// backend makes worth it; policy_free frees it.
+// Returns the policy of --recompute-modules `modules` ("": what is worth it by the attention backend), for policy_free.
 static struct recompute_policy fit_selective(const struct fit *f, const char *modules) {
     struct recompute_policy policy =
         policy_selective(f->config->model.num_layers, recompute_modules_of(modules, f->shape.materialized), &f->shape);
@@ -203,15 +195,13 @@ static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
 
 // ---- what would help ----
 
-// A plan that exceeds its limits, and the message's lines for options that make it smaller.
 struct fit_advice {
     const struct fit *f;
     struct fit_bytes need;
     struct fit_limits limits;
     char lines[3072];
 };
-// Returns what `bytes` takes of the memory whose limit a->need exceeds: the device's, else the host's, else both
-// together.
+// Returns what `bytes` takes of the exceeded memory: the device's, else the host's, else both together.
 static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
     if (a->need.device > a->limits.device)
         return bytes.device;
@@ -252,8 +242,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
     fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
 }
 
-// Suggests what takes from the device's memory: offload, which adds to the host's, and moments in bf16. Where the
-// device's limit is not exceeded, suggests to offload less.
+// Suggests offload and moments in bf16; where the device's limit is not exceeded, to offload less.
 static void fit_suggest_offload(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;
@@ -295,8 +284,7 @@ static void fit_suggest_stages(struct fit_advice *a) {
     }
 }
 
-// Suggests smaller micro-batches, down to the first that fits, chunks of the MLP and of the logits, and half the
-// sequence length.
+// Suggests smaller micro-batches, down to the first that fits, chunks of MLP and logits, and half the sequence length.
 static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

@@ -22,7 +22,6 @@ struct fit_chosen {
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
-// The choice of auto for other options: the memory that it takes, the time of a step, and the choice in words.
 struct fit_alternative {
     bool fits;
     size_t device, host; // bytes
@@ -39,7 +38,6 @@ struct fit_formats {
     enum config_main_dtype params, grads;
     enum config_moment_dtype m, v;
 };
-// A search: what fit_space's functions need of the model.
 struct fit_auto {
     const struct fit *f;
     const struct fit_rates *rates;
@@ -70,7 +68,6 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice and returns what it takes, for struct fit_space's `plan`. context: a struct fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
@@ -88,8 +85,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
     return outcome;
 }
 
-// Adds formats to a->formats, unless they are there. Members that the user gave, or that the run can't change, are set
-// to the options' values first.
+// Adds formats to a->formats, once. Members that the user gave, or that the run can't change, get the options' values.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
     if (config_given(c, states.main_params_dtype) || sizeof(floatX) == 4 || c->training.ema_decay > 0)
@@ -185,7 +181,6 @@ static void fit_set_layers(struct fit_auto *a) {
     }
     s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
 }
-// Returns the share of the parameters that are outside the layers.
 static double fit_outside_layers(const struct parameters *table) {
     double all = 0, outside = 0;
     for (int i = 0; i < table->num_tensors + table->num_frozen; i++) {
@@ -241,7 +236,6 @@ static void fit_set_estimates(struct fit_auto *a) {
 
 // ---- words ----
 
-// Appends text to out (n bytes), after the separator unless out is empty; cuts off what does not fit.
 static void fit_add_text(char *out, size_t n, const char *separator, const char *text) {
     text_add(out, n, "%s%s", *out ? separator : "", text);
 }
@@ -277,7 +271,6 @@ static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *c
              formats->params == MAIN_BF16 ? ", no master weights" : "");
     fit_add_text(out, n, "; ", part);
 }
-// Writes to out (n bytes) what a choice costs, then what it is.
 static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *choice,
                              const struct fit_outcome *outcome, char *out, size_t n) {
     char text[320], ms[LOG_NUMBER], device[LOG_NUMBER], host[LOG_NUMBER];
@@ -287,8 +280,7 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 }
 
 // Writes to out (n bytes) that --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it
-// frees, as in models whose states are smaller than the pieces in which an update streams them; "": it does not.
-// without, with: the device's bytes without and with the offload.
+// frees, as where states are smaller than an update's pieces; "": it does not. without, with: the device's bytes.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -298,7 +290,6 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// Writes fit_forced_text's text on the best choice in *found, planned once more without the offload, to out (n bytes).
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -319,8 +310,7 @@ static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size
         fit_add_text(out, n, "; ", forced);
 }
 // Writes to out (n bytes) why nothing fits, and which budgets would do: the least of the device's memory with the
-// host's as it is, and the reverse; where neither is enough, the least of the device's memory and what goes with it.
-// Changes a->space: no search may follow.
+// host's as it is, and the reverse; else the least of the device's and what goes with it. No search may follow.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);
@@ -349,7 +339,6 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                      : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
 }
 
-// Writes the choice into *own, the policy of recomputation included.
 static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
     char list[256];
     const struct fit_space *s = &a->space;

@@ -1,14 +1,12 @@
 // The search for the cheapest way to fit a training step into the device's and the host's memory, among the choices of
 // run/fit_space.cuh. This file knows no model: its caller's function plans.
 //
-// A choice's bytes and time are known by its plan, which takes a millisecond or more, and there are up to millions of
-// choices. All are estimated, and planned in the order of their estimates until the best is planned and fits. Estimates
-// of time are below the plan's time, so that the choice that is found is the best of all. Whether a choice fits depends
-// on its own estimate and plan, never on which others were planned. Hence more memory never leads to a slower choice,
-// and a budget that one search names is met by the next.
-//
-// Estimates are formulas, corrected by plans of each group of choices that offload the same kinds of buffers. These
-// plans are the same for all budgets.
+// A choice's bytes and time are known by its plan, which takes a millisecond or more, and there are up to millions. All
+// are estimated, and planned in the order of their estimates until the best is planned and fits. Estimates of time are
+// below the plan's, so that what is found is the best of all. Whether a choice fits depends on its own estimate and
+// plan, never on which others were planned: more memory never leads to a slower choice, and a budget that one search
+// names is met by the next. Estimates are formulas, corrected by plans of each group of choices that offload the same
+// kinds of buffers, the same plans for all budgets.
 #pragma once
 #include "run/fit_space.cuh"       // struct fit_space, fit_formula
 #include "runtime/machine/error.h" // fail
@@ -37,8 +35,7 @@ static struct fit_found fit_search(const struct fit_space *space, enum fit_objec
 
 enum {
     FIT_GROUPS = 8 * FIT_FORMATS_MAX,
-    // How many numbers of layers are tried: of a kind where no activations are offloaded, and of a kind and of the
-    // offloaded ones where some are. Deep models have more numbers; the states fill what is left free.
+    // How many numbers of layers are tried, of a kind and of offloaded ones. States fill what deep models leave free.
     FIT_STEPS_PLAIN = 24,
     FIT_STEPS_OFFLOADED = 12,
     FIT_OTHERS_PLANS = 24 // for the best of other sets
@@ -56,8 +53,7 @@ struct fit_beside {
     bool known[FIT_KINDS_MAX];
     double device[FIT_KINDS_MAX], host[FIT_KINDS_MAX], slower[FIT_KINDS_MAX];
 };
-// Groups: whether gradients, weights and activations are offloaded, and in which format gradients are. FIT_GROUP_PLAIN
-// offloads none of the three.
+// A group is a sum of what is offloaded, and in which format gradients are; FIT_GROUP_PLAIN offloads none.
 enum {
     FIT_GROUP_GRADIENTS = 1,
     FIT_GROUP_WEIGHTS = 2,
@@ -83,8 +79,7 @@ struct fit_queue {
     int count, capacity, plans;
 };
 
-// A choice in the order of the search. What is known of it grows: the formula, the group's plans, its own plan without
-// and with placing.
+// A choice in the order of the search. What is known of it grows: its group's plans, its own unplaced, its own placed.
 enum fit_known { FIT_BY_FORMULA, FIT_BY_GROUP, FIT_UNPLACED, FIT_PLANNED };
 struct fit_node {
     struct fit_choice c;
@@ -95,7 +90,6 @@ struct fit_node {
     double value;         // what is minimized; INFINITY: it is out
 };
 
-// Returns the seconds of a step, its micro-steps and the update, by an estimate.
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
@@ -126,8 +120,7 @@ static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choi
     micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
     return s->micro_steps * micro_step_s + s->update_s[c->formats];
 }
-// Returns the seconds of a step by which an estimate by a group's plans is lowered, to stay below the choice's plan. e:
-// fit_formula's of the choice.
+// Returns the seconds by which an estimate is lowered to stay below the choice's plan. e: fit_formula's of the choice.
 static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
     double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
     if (c->layers > 0)
@@ -141,7 +134,6 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     const int k = n->c.recompute / s->num_layers;
     const bool mixed = n->c.recompute % s->num_layers > 0;
     const struct fit_estimate e = fit_formula(s, &n->c);
-    // A group that nothing is known of takes no less than the group that offloads no buffers.
     const struct fit_beside *b = &q->groups[n->known == FIT_BY_FORMULA ? FIT_GROUP_PLAIN : fit_group(q->space, &n->c)];
     struct fit_outcome o = {e.device + b->device[k], e.host + b->host[k], fit_step_s(s, &e)};
     if (n->known > FIT_BY_FORMULA)
@@ -185,7 +177,6 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
     b->known[kind] = true;
     q->plans++;
 }
-// The number of kinds of layers in a choice, 1 or 2.
 static int fit_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
@@ -197,7 +188,6 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
     return known;
 }
-// Calls fit_learn for the groups and kinds that fit_is_known asks for.
 static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
@@ -209,8 +199,7 @@ static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Choices
 
-// Whether an outcome is within the limits, except the limit of the memory that is minimized; the limit of both memories
-// together counts only where the seconds are minimized.
+// Whether an outcome is within the limits but for the minimized memory; `both` counts where seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);

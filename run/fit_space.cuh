@@ -1,6 +1,5 @@
 // The choices of --recompute-granularity auto: which layers are recomputed, what is offloaded, in which formats; and
-// formulas for what a choice takes. Only the choice's plan has the true bytes and time: by the formulas
-// run/fit_search.cuh finds the best choice with few plans.
+// formulas for what a choice takes, by which run/fit_search.cuh finds the best choice with few plans.
 #pragma once
 #include <math.h>    // ceil, floor
 #include <stdbool.h> // bool
@@ -11,20 +10,17 @@
 struct fit_choice {
     int recompute, layers, percent, gradients, weights, formats;
 };
-// What a choice takes: bytes of device and host memory, seconds of a step.
 struct fit_outcome {
     double device, host, seconds;
 };
 enum { FIT_FORMATS_MAX = 8, FIT_KINDS_MAX = 64, FIT_PERCENTAGES = 101 };
 
-// Copies between the device's memory and the host's. copy_s: the device's own seconds for each byte; 0: it does not
-// copy by itself.
+// Copies between the device's memory and the host's. copy_s: the device's own seconds a byte; 0: none.
 struct fit_bus {
     double bytes_s, copy_s; // bytes a second each way; seconds a byte
     double piece_bytes;     // of the update; nothing hides the first and the last one
 };
 
-// What a search is over.
 struct fit_space {
     struct fit_choice least, most; // the range of each member
     int num_layers, kinds;         // kinds of layers, from the one that keeps all to the one that keeps its input
@@ -83,8 +79,7 @@ static double fit_exposed_s(const struct fit_space *s, int kind, int count, doub
            (fit_larger(forward_bus_s - HIDES * forward_s, 0) + fit_larger(backward_bus_s - HIDES * backward_s, 0));
 }
 // Returns the seconds that what is outside the layers waits for the bus. weights, gradients: bytes of the whole model;
-// 0: not offloaded. Only the device's own copying hides the arrival of weights before the embeddings and before the
-// head, the arrival of the head's gradient, and the departure of the embeddings' gradient at the end.
+// 0: not offloaded. Only the device's own copying hides the first weights, the head's, and the embeddings' gradient.
 static double fit_exposed_outside_s(const struct fit_space *s, double weights, double gradients) {
     const double a_byte_s = fit_larger(1 / s->bus.bytes_s - s->bus.copy_s, 0);
     return (s->tied ? 2 : 1) * s->outside * (weights + gradients) * a_byte_s;

@@ -11,8 +11,7 @@
 #include "run/planned_gpu.cuh" // planned_gpu, gpu_name
 #include "run/utilization.cuh" // head_flops, measure_matmul
 
-// Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
-// device's and the host's memory.
+// Rates to predict with, a second: bytes between the device's cores and its memory; on the bus each way to the host.
 struct fit_rates {
     double flops, traffic, bus;
     char source[160];
@@ -26,9 +25,8 @@ struct fit_time {
 // Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of this machine's device, or of the GPU that --plan-gpu names: a data sheet's, or measured by a
-// real run, in `room` bytes or fewer of memory, which are freed again. flops 0: nothing can be predicted; with auto
-// that ends the program.
+// Returns the rates of the device, or of the GPU that --plan-gpu names: by data sheet, or measured in `room` bytes or
+// fewer, freed again. flops 0: nothing can be predicted; with auto that ends the program.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -70,8 +68,7 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures and returns the bytes a second between the device's memory and the host's, of the slower direction, in at
-// most `room` bytes of both memories.
+// Measures and returns the bytes a second between device and host, of the slower direction, in at most `room` bytes.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -132,8 +129,7 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the cost of all phases of a group and layer (-1: of no layer) in a micro-step, in flops a token; 0 for the
-// groups of other regions.
+// Returns the cost of all phases of a group and layer (-1: none) in a micro-step, in flops a token; 0 in other regions.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -174,7 +170,6 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     return cost_s;
 }
 
-// Returns the bus by these rates. On the CPU copies cost the device's own time.
 static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
     const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
     struct fit_bus bus = {r->bus, 0, PIECE_BYTES};
@@ -232,7 +227,6 @@ static double fit_update_traffic(const struct gpt *m) {
            2 * elements * config_main_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
-// Returns the seconds of an update without a bus.
 static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
     return fit_update_traffic(m) / r->traffic + m->muon.rank_flops / r->flops;
 }

@@ -1,5 +1,4 @@
-// Checks the files of a folder against the manifest beside them, in a thread of its own while they are loaded: hashes
-// cost less than the reading, but not nothing.
+// Checks the files of a folder against the manifest beside them, in a thread of its own while they are loaded.
 #pragma once
 #include "formats/checkpoint.h"    // checkpoint_verify_model
 #include "runtime/machine/error.h" // fail
@@ -16,7 +15,6 @@ struct folder_check {
     struct error_text error;
 };
 
-// Checks the files; a thread's function. argument: a struct folder_check.
 static inline void *folder_check_run(void *argument) {
     struct folder_check *const check = (struct folder_check *)argument;
     check->problem = checkpoint_verify_model(check->path, check->optimizer, &check->error);

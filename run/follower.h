@@ -1,6 +1,5 @@
-// scripts/follow.py beside the run: a process that reads log.jsonl and sends it to trackers. It is told of the run's end,
-// whatever it is, by the end of its standard input: a pipe whose other end this process holds. No fault of it stops the
-// run.
+// scripts/follow.py beside the run: a process that reads log.jsonl and sends it to trackers, until the end of its
+// stdin, a pipe from this process, says that the run has ended. No fault of it stops the run.
 #pragma once
 #include "config/config.h"       // struct config
 #include "runtime/machine/say.h" // say_warning
@@ -22,8 +21,7 @@ struct follower {
     int run_end; // the pipe's end that this process holds
 };
 
-// path = scripts/follow.py, which lies in a folder above this program's, or in share/train_gpt/ there. Returns false
-// where it is in neither.
+// path = scripts/follow.py in a folder above this program's, or in share/train_gpt/ there. Returns false: neither is.
 static bool follower_find(char path[PATH_MAX]) {
     enum { ABOVE = 4 };
     static const char *const places[] = {"scripts/follow.py", "share/train_gpt/follow.py"};
@@ -39,8 +37,7 @@ static bool follower_find(char path[PATH_MAX]) {
     return false;
 }
 
-// Starts python3 with the arguments, in a session of its own, so that a terminal's Ctrl-C does not reach it, with `in`
-// as standard input. Returns 0, or errno.
+// Starts python3 with the arguments in its own session, which a terminal's Ctrl-C does not reach. Returns 0, or errno.
 static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -105,8 +102,7 @@ static void follower_start(struct follower *f, const struct config *c, bool is_n
     }
 }
 
-// Tells the follower that the run has ended, and waits until it has sent what log.jsonl has, at most a minute; does
-// nothing where none was started. The launcher of a job may end whatever is left of it.
+// Tells the follower, if there is one, that the run has ended, and waits until it has sent the log, at most a minute.
 static void follower_end(struct follower *f) {
     enum { WAIT_MS = 60000, EVERY_MS = 20 };
     if (f->pid == 0)

@@ -26,7 +26,6 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return t == FP8_TENSOR_SCALE ? 0 : fp8_num_tensors(f);
 }
-// The number of values of a tensor.
 static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
     return (int64_t)fp8_num_tensors(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
 }

@@ -22,7 +22,6 @@ static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     else
         snprintf(text, FP8_TEXT, "%s by the largest amax of %d steps%s", name, c->fp8.fp8_amax_history_len, margin);
 }
-// Returns, in words, by what precision the products of FP8 are summed.
 static const char *fp8_describe_sums(const struct config *c) {
     if (c->device.device == DEVICE_CPU)
         return "sums in fp32";
@@ -53,7 +52,6 @@ static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     return text;
 }
 
-// The number of elements in a cast of a linear layer's operand: of the weight, or of a micro-batch of M tokens.
 static double fp8_elements(const struct linear_row *row, enum fp8_operand operand, double M) {
     switch (operand) {
     case FP8_INPUT: return M * row->inputs;
@@ -64,8 +62,7 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     return 0;
 }
 // Sets shares[] to the shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS,
-// FP8_COUNTS) of the first rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is
-// counted in each layer and micro-step of a rank, of M tokens.
+// FP8_COUNTS) of the first rank, in the ranks' reports, `width` doubles apart. M: tokens of a micro-step.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
@@ -86,9 +83,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
 }
 
 enum { FP8_TENSOR_TEXT = 80 };
-// Finds the first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales:
-// writes its name and *value. Returns whether there is one; false where scales are not delayed. amaxes: of the first
-// rank; `width` doubles from one rank's to the next.
+// Finds the first tensor with an amax that is infinite or NaN in the ranks' reports: writes its name and *value.
+// Returns whether there is one; false where scales are not delayed. amaxes: the first rank's, `width` doubles apart.
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};

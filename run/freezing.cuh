@@ -5,8 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether one of a list of patterns, separated by commas, matches a name. Sets used[i] where pattern i does. Ends the
-// program where a pattern has 256 bytes or more.
+// Whether one of comma-separated patterns matches; used[i] = pattern i does. One of 256 bytes or more ends the program.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;

@@ -19,8 +19,6 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
-// Writes each sample of generate_samples, as it is printed, as a member of the open object; log_object calls this.
-// context: a struct run.
 static void log_samples(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     const int n = r->config->evaluation.sample_tokens + 1;
@@ -43,7 +41,6 @@ static void log_samples(struct json *json, const void *context) {
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
-    // The prompt is the token that ends a document; where the vocabulary has none, token 0.
     for (int i = 0; i < c->evaluation.sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->model.vocab_size ? end : 0;
     // Several ranks generate the same text, and gather sharded parameters for it together: no rank may stop by itself.
@@ -125,9 +122,8 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more,
-// and sets r->prompt_tokens; the tokenizer and the vocabulary are open. Sets the sizes in *c on which the plan depends,
-// by the longest prompt and its continuation.
+// Encodes the prompts of --generate into r->samples, each --sample-count times with room for --sample-tokens more, and
+// sets r->prompt_tokens and the sizes in *c on which the plan depends. Tokenizer and vocabulary are open.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;

@@ -1,7 +1,6 @@
-// The table of GPUs (kernels/gpu_peak.cuh) by the names that people write: "4090", "RTX4090", "a100-80", "h100 sxm".
-//
-// A name is split into words of letters or of digits. Words that makers put before each name (GeForce, RTX) are left
-// out. A row is meant where its name and its further words together have all words of the text.
+// The table of GPUs (kernels/gpu_peak.cuh) by the names that people write: "4090", "RTX4090", "a100-80", "h100 sxm". A
+// name is split into words of letters or of digits, without brands (GeForce, RTX). A row is meant where its name and
+// its further words together have all words of the text.
 #pragma once
 #include "config/planned_gpus.h"      // planned_gpus
 #include "kernels/gpu_peak.cuh"       // gpu_peaks
@@ -17,7 +16,6 @@ struct gpu_words {
     char word[GPU_WORDS_MAX][GPU_WORD_MAX];
 };
 
-// Whether a word stands before the names of many GPUs, so that it tells none apart.
 static bool gpu_word_is_brand(const char *word) {
     static const char *const brands[] = {"nvidia", "geforce", "rtx", "tesla", "gpu"};
     for (size_t i = 0; i < sizeof brands / sizeof *brands; i++)
@@ -25,7 +23,6 @@ static bool gpu_word_is_brand(const char *word) {
             return true;
     return false;
 }
-// Adds the words of a text, in small letters, but for brands.
 static void gpu_words_add(struct gpu_words *words, const char *text) {
     for (const char *at = text; *at;) {
         const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);
@@ -67,20 +64,17 @@ static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
     const struct gpu_peak *const next = gpu + 1;
     return next < gpu_peaks + GPU_PEAKS && strcmp(next->name, gpu->name) == 0 ? next : NULL;
 }
-// Whether there is a row of the same name and other memory.
 static bool gpu_has_editions(const struct gpu_peak *gpu) {
     return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
 }
-// text (GPU_NAME_MAX bytes) = the name by which messages call a row, that finds it: of a row with editions, with its
-// memory. Returns text.
+// text (GPU_NAME_MAX bytes) = a row's name in messages, which finds it: with its memory if others differ. Returns text.
 static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
     snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
              gpu_has_editions(gpu) ? gpu->words : "");
     return text;
 }
 
-// Fills `found` with the rows that a text may mean, in the table's order, and returns how many. A row whose whole name
-// the text has is the only one.
+// Fills `found` with the rows that a text may mean, or the one whose whole name it has, in order. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;
@@ -112,12 +106,10 @@ static bool gpu_rows_are_alike(const struct gpu_peak *const *rows, int count) {
     return true;
 }
 
-// text (GPU_NAME_MAX bytes) = a rate, or a dash for 0; returns text.
 static const char *gpu_rate(char text[GPU_NAME_MAX], double tflops) {
     snprintf(text, GPU_NAME_MAX, "%.4g", tflops);
     return tflops > 0 ? text : "-";
 }
-// Prints a table of the GPUs that --plan-gpu knows on stdout.
 static void gpu_names_print(void) {
     char name[GPU_NAME_MAX], bf16[GPU_NAME_MAX], fp8[GPU_NAME_MAX];
     printf("%-44s %10s %7s %7s %7s\n", "GPU", "memory", "GB/s", "bf16", "FP8");

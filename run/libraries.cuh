@@ -1,5 +1,4 @@
-// The libraries of a target, for --version: the version that the target was compiled for and, where the library tells
-// it, the version that is loaded. The host's libraries are listed with the cpu target.
+// The libraries of a target, for --version: the version that was compiled for and, where known, the one loaded.
 #pragma once
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/text/log.h"         // log_row
@@ -23,18 +22,15 @@ static void library_row(const char *name, const char *compiled, const char *runn
 #include <nccl.h> // ncclGetVersion
 #endif
 
-// text = a version number of CUDA's as MAJOR.MINOR: 13000 is 13.0. Returns the text.
 static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
-// text = a version number of cuBLAS's or NCCL's as MAJOR.MINOR.PATCH: 130100 is 13.1.0. Returns the text.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;
 }
 
-// text = what differs between two machines' libraries beside matmul_describe: NCCL's version. Returns the text.
 static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_NCCL
@@ -46,7 +42,6 @@ static const char *library_variant(char text[LIBRARY_VARIANT]) {
     return text;
 }
 
-// Prints a row for each library of the cuda target, the runtime and the driver included.
 static void libraries_print(void) {
     char compiled[LIBRARY_VERSION], running[LIBRARY_VERSION];
     int runtime = 0, driver = 0;
@@ -85,7 +80,6 @@ static void libraries_print(void) {
 #define LIBRARY_TEXT(...) #__VA_ARGS__
 #define LIBRARY_VALUE(...) LIBRARY_TEXT(__VA_ARGS__)
 
-// Prints the row of oneDNN.
 static void library_onednn(void) {
 #ifdef HAVE_ONEDNN
     char running[LIBRARY_VERSION];
@@ -96,7 +90,6 @@ static void library_onednn(void) {
     log_row("oneDNN", "none: left out, or built where oneapi/dnnl/dnnl.h was not found");
 #endif
 }
-// Prints the row of OpenBLAS.
 static void library_openblas(void) {
 #ifdef HAVE_OPENBLAS
     const char *const config = openblas_get_config(); // the version, how it was built, the kernels that it chose
@@ -105,15 +98,13 @@ static void library_openblas(void) {
     log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
-// Prints the row of MPI.
 static void library_mpi(void) {
     char text[256];
     mpi_describe(text, sizeof text);
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
 }
 
-// text = what differs between two machines' libraries beside matmul_describe: the kernels that each library has chosen
-// for this CPU, oneDNN by an instruction set's number (dnnl_cpu_isa_t), OpenBLAS by a core's name. Returns text.
+// text = what differs between machines' libraries beside matmul_describe: kernels chosen for this CPU. Returns text.
 static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN
@@ -125,7 +116,6 @@ static const char *library_variant(char text[LIBRARY_VARIANT]) {
     return text;
 }
 
-// Prints a row for each library of the host.
 static void libraries_print(void) {
     char pcre2[LIBRARY_VERSION], *end;
     const char *jansson = NULL;

@@ -5,7 +5,6 @@
 #include <stdio.h>         // printf
 #include <string.h>        // strncmp
 
-// Returns the value of a preset's last setting of this name; "": it has none.
 static const char *preset_setting(const struct preset *preset, const char *name) {
     const size_t length = strlen(name);
     const char *value = "";

@@ -1,8 +1,6 @@
 // Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is
-// also such a folder), or an llm.c .bin.
-//
-// Parameters pass through the host in fp32, a chunk at a time: bf16 and fp16 are exact in fp32, so that the model gets
-// the bits that were saved. Moments are loaded as they are stored, and converted where this run stores them otherwise.
+// also such a folder), or an llm.c .bin. Parameters pass through the host in fp32, a chunk at a time: bf16 and fp16 are
+// exact in fp32, so that the model gets the saved bits. Moments are converted only to another stored format.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "config/layers.h"           // config_rotary_dims
@@ -22,11 +20,9 @@
 
 static const int64_t LOAD_CHUNK = 1 << 20; // elements
 
-// The names of an output layer's weight.
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
 
-// Whether a file's tensor is to be ignored, as other readers do: the masks of GPT-2 and GPT-NeoX, rotary tables and,
-// where `tied`, a head, whose values model_check_tied_head compares.
+// Whether a file's tensor is ignored, as other readers do: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` head.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
                                           ".attention.masked_bias"};
@@ -36,8 +32,7 @@ static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     return strstr(name, ".rotary_emb.") ||
            (tied && (strcmp(name, head_names[0]) == 0 || strcmp(name, head_names[1]) == 0));
 }
-// Refuses a folder with a tensor that the model lacks, or that two files have. tied: the head is the embedding. Returns
-// NULL, or what is wrong.
+// Refuses a folder with a tensor that the model lacks, or that two files have. Returns NULL, or what is wrong.
 static const char *model_folder_check_names(const struct model_folder *folder,
                                             const struct huggingface_tensors *tensors, bool tied,
                                             struct error_text *error) {
@@ -65,8 +60,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // ---------------------------------------------------------------------------------------------------------------------
 // Into the model
 
-// Sets what this rank holds of elements [first, first + n) of a tensor of the model to `values` (n), on the host, as
-// gpt_set_parameters does. rounded: (2 LOAD_CHUNK), on the host, scratch memory. Waits for the device.
+// Sets elements [first, first + n) by gpt_set_parameters. rounded: (2 LOAD_CHUNK), scratch. Waits for the device.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -76,7 +70,6 @@ static void model_store(struct gpt *m, const struct tensor *t, int64_t first, co
     }
 }
 
-// The memory of a load: `raw` and `values` hold the rows of one chunk.
 struct model_loader {
     struct gpt *m;
     unsigned char *raw;
@@ -85,8 +78,7 @@ struct model_loader {
     int64_t room; // capacity of raw and values, in elements
 };
 
-// Makes room for `elements` in loader->raw, of up to 8 bytes each, and loader->values, whose content is lost where they
-// grow. Returns NULL, or that memory is out.
+// Makes room in loader->raw, of 8 bytes an element, and ->values, losing their content. Returns NULL, or an error.
 static const char *model_loader_reserve(struct model_loader *loader, int64_t elements, struct error_text *error) {
     if (elements <= loader->room)
         return NULL;
@@ -97,8 +89,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
     loader->room = loader->raw && loader->values ? elements : 0;
     return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
 }
-// Creates a loader with room for LOAD_CHUNK elements, which model_loader_free frees, after an error too. Returns NULL,
-// or that memory is out.
+// Creates a loader, which model_loader_free frees, after an error too. Returns NULL, or that memory is out.
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
@@ -209,7 +200,6 @@ static const char *model_check_tied_head(struct model_loader *loader, const stru
     return problem;
 }
 
-// *a = the architecture of a folder, by its config.json. Returns NULL, or what is wrong.
 static const char *model_folder_architecture(enum architecture *a, const char *path, struct error_text *error) {
     struct huggingface_config h;
     RETURN_PROBLEM(start_read_model(&h, path, error));
@@ -217,8 +207,7 @@ static const char *model_folder_architecture(enum architecture *a, const char *p
     huggingface_free(&h);
     return NULL;
 }
-// Loads what this rank holds of the parameters in `tensors`. Refuses a folder whose tensors are not these. Returns
-// NULL, or what is wrong.
+// Loads what this rank holds of `tensors`, and refuses a folder of other tensors. Returns NULL, or what is wrong.
 static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
                                       const struct huggingface_tensors *tensors, struct error_text *error) {
     const bool tied = loader->m->shape.tied;
@@ -260,7 +249,6 @@ static const char *model_load_folder(struct gpt *m, const char *path, bool *exac
 // ---------------------------------------------------------------------------------------------------------------------
 // The optimizer of a checkpoint
 
-// Which states were converted from the format that the file has them in.
 struct conversions {
     bool made[STATE_COUNT];
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
@@ -288,15 +276,13 @@ static const char *model_load_masters(struct model_loader *loader, const struct 
     return NULL;
 }
 
-// A state's tensor in a file, and the scales of its blocks.
 struct stored_tensor {
     const struct safetensors *file;
     const char *file_name;
     const struct safetensors_tensor *values, *scales; // scales NULL: the format has none
     enum state_format format;
 };
-// Sets the values, the scales and the format of *s by what s->file has of a state of tensor t; s->file and s->file_name
-// are set. Returns NULL, or what is wrong.
+// Sets *s, but for file and file_name, by what s->file has of a state of t. Returns NULL, or what is wrong.
 static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
     char name[STATE_NAME];
@@ -320,8 +306,7 @@ struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = n elements (at most LOAD_CHUNK) of a tensor, from `first` on, which begins a block, in the format of the
-// file. Returns NULL, or what is wrong.
+// room->from = n elements (at most LOAD_CHUNK) from `first` on, a block's begin, as stored. Returns NULL, or an error.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -366,8 +351,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether a state is loaded by model_load_moments. Master weights are not: they are loaded with the parameters.
-// Averages that a file lacks, of a run without them, stay what they begin as.
+// Whether model_load_moments loads a state: not masters, nor averages that a file lacks, which stay as they begin.
 static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -399,9 +383,8 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
     return problem;
 }
 
-// Loads the master weights, unless this run has none (--main-params-dtype bf16) or model.safetensors has them exactly
-// (model_is_exact). *converted: the conversion where only the run or only the file has master weights, for
-// report_conversions; NULL: none. Returns NULL, or what is wrong.
+// Loads the master weights, unless this run has none or model.safetensors has them exactly (model_is_exact).
+// *converted: the conversion if only run or file has master weights; NULL: none. Returns NULL, or what is wrong.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -424,7 +407,6 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
-// Says in one line what was converted, on rank 0. masters: as model_load_all_masters sets *converted; NULL: none.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
                                const char *masters) {
     bool any = masters != NULL;
@@ -499,8 +481,7 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
     return problem;
 }
 
-// Loads what this rank holds of a checkpoint: the parameters, then the optimizer's state and FP8's. The folder is not
-// one of adapters. Returns NULL, or what is wrong.
+// Loads what this rank holds of a checkpoint, not of adapters: parameters, optimizer, FP8. Returns NULL, or an error.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));

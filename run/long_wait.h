@@ -17,7 +17,6 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
-// Whether the wait at hand has lasted as long as it may. The caller holds watch->mutex.
 static bool long_wait_is_over(const struct long_wait *watch) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -41,9 +40,8 @@ static void *long_wait_watch(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Starts a watch, which the caller frees by long_wait_close. NULL: there is no memory or no thread for it, and nothing
-// is watched; all functions that follow take NULL. say_it: called by the watch's thread, once a wait that takes longer
-// than `seconds`; may call none of these functions.
+// Starts a watch for long_wait_close. NULL, which all functions take: no memory or no thread, and nothing is watched.
+// say_it: called by the watch's thread, once a wait of more than `seconds`; may call none of these functions.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
@@ -64,7 +62,6 @@ static struct long_wait *long_wait_open(double seconds, void (*say_it)(double se
     free(watch);
     return NULL;
 }
-// Ends the watch's thread and frees the watch; does nothing for NULL.
 static void long_wait_close(struct long_wait *watch) {
     if (!watch)
         return;
@@ -77,7 +74,6 @@ static void long_wait_close(struct long_wait *watch) {
     pthread_mutex_destroy(&watch->mutex);
     free(watch);
 }
-// Tells the watch (NULL: none) that a wait has begun, or ended.
 static void long_wait_set(struct long_wait *watch, bool waits) {
     if (!watch)
         return;

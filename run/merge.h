@@ -1,10 +1,9 @@
-// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face that
-// needs no adapters.
+// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face.
 //
-// Files are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory, and no
-// model is made. A sum is in fp32 and is rounded once, to nearest, to the type that the base's tensor has. The
-// adapters' rows are in the order of the weight's, and GPT-2's weights are transposed where adapters are not.
-// config.json is written last: a folder without it was not finished.
+// Files are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory. A sum is
+// in fp32 and is rounded once, to nearest, to the base tensor's type. The adapters' rows are in the order of the
+// weight's, and GPT-2's weights are transposed where adapters are not. config.json is written last: a folder without it
+// was not finished.
 #pragma once
 #include "config/finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture
@@ -75,7 +74,6 @@ static inline bool merge_round(unsigned char *raw, const float *values, enum saf
 
 // ---- the adapters of a tensor ----
 
-// An adapter as the rows of the weight need it: row i of the weight gains scale * sum_r left[i, r] right[r, :].
 struct merge_pair {
     float *left, *right; // (rows, rank), (rank, cols); owned
 };
@@ -175,8 +173,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 
 // ---- files ----
 
-// Creates the file `name` in the folder of --lora-merge and opens it as m->out; merge_out_end ends it. A file that is
-// there is an error. Returns NULL, or what went wrong.
+// Creates the file `name`, which must be new, and opens it as m->out, for merge_out_end. Returns NULL, or an error.
 static inline const char *merge_out_begin(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
@@ -184,7 +181,6 @@ static inline const char *merge_out_begin(struct merge *m, const char *name, str
     m->out = fopen(m->out_path, "wbx"); // the folder was empty: a file that is there now is of another run
     return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
-// Writes `count` bytes to the open file. Returns NULL, or what went wrong, in `error`.
 static inline const char *merge_write(struct merge *m, const void *bytes, uint64_t count, struct error_text *error) {
     return fwrite(bytes, 1, count, m->out) == count
                ? NULL
@@ -202,8 +198,7 @@ static inline const char *merge_out_end(struct merge *m, const char *problem, st
            : written && closed ? NULL
                                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
 }
-// Copies the file `name` of the base's folder into the folder of --lora-merge; does nothing where the base has none.
-// Refuses a link to a file elsewhere. Returns NULL, or what went wrong.
+// Copies the file `name`, if there is one, from the base's folder; refuses links elsewhere. Returns NULL, or an error.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
@@ -224,8 +219,7 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     return merge_out_end(m, problem, error);
 }
 
-// Makes room for `elements` in m->raw, of up to 8 bytes each, and m->values, whose content is lost where they grow.
-// Ends the program where memory is out.
+// Makes room in m->raw, of up to 8 bytes an element, and m->values, whose content is lost, or ends the program.
 static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (elements <= m->room)
         return;
@@ -237,7 +231,6 @@ static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (!m->raw || !m->values)
         fail("out of memory for %llu elements of a file", (unsigned long long)elements);
 }
-// Writes a tensor of the base to the open file without change. Returns NULL, or what went wrong.
 static inline const char *merge_keep(struct merge *m, const struct safetensors *file,
                                      const struct safetensors_tensor *t, struct error_text *error) {
     merge_reserve(m, MERGE_CHUNK);
@@ -248,7 +241,6 @@ static inline const char *merge_keep(struct merge *m, const struct safetensors *
     }
     return NULL;
 }
-// Writes a tensor of the base to the open file with its adapter added. Returns NULL, or what went wrong.
 static inline const char *merge_tensor(struct merge *m, const struct safetensors *file, const char *file_name,
                                        const struct safetensors_tensor *t, const struct merge_pair *pair,
                                        struct error_text *error) {
@@ -289,8 +281,7 @@ static inline const char *merge_tensors(struct merge *m, int f, const struct saf
     }
     return problem;
 }
-// Writes the base's file f, with its tensors' adapters added and under its name, into the folder of --lora-merge.
-// Returns NULL, or what went wrong.
+// Writes the base's file f, with adapters added, under its name. Returns NULL, or what went wrong.
 static inline const char *merge_file(struct merge *m, int f, struct error_text *error) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};
     const struct safetensors *file = &m->base.files[f];
@@ -388,8 +379,7 @@ static inline const char *merge_write_all(struct merge *m, struct error_text *er
         RETURN_PROBLEM(merge_copy(m, carried_files[i], error));
     return merge_copy(m, "config.json", error);
 }
-// Runs --lora-merge, in the only process of the job, and prints what was merged. Returns the exit status; ends the
-// program where there are several ranks or the model can't be written.
+// Runs --lora-merge and prints what was merged. Returns the exit status; ends the program for several ranks or errors.
 static inline int merge_adapters(const struct config *config) {
     struct merge m;
     struct error_text error;

@@ -1,5 +1,4 @@
-// The report on the sets of a mixture: their shares and epochs at the start, in log.jsonl and at the end, and their
-// validation losses.
+// The report on the sets of a mixture: shares, epochs and validation losses.
 #pragma once
 #include "run/run.cuh"                // struct run
 #include "runtime/machine/say.h"      // say
@@ -15,8 +14,7 @@ static double epochs_at_end(const struct run *r, int part) {
     const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);
     return dataloader_epochs(r->train, part, end > now ? end : now);
 }
-// Prints, at the start, the sets of the training data if there are several, and which of them are repeated often; and
-// whether other data begin here.
+// Prints the sets of the training data, if several, which of them are repeated often, and whether other data begin.
 static void report_mixture(const struct run *r) {
     const struct dataloader *train = r->train;
     char tokens[LOG_NUMBER], share[LOG_NUMBER], epochs[LOG_NUMBER];
@@ -38,22 +36,19 @@ static void report_mixture(const struct run *r) {
                                : "none: they are the checkpoint's");
 }
 
-// Writes the epochs of each set of the training data up to where the run is; of log_object. context: a struct run.
 static void write_epochs(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     const uint64_t sample = r->first_sample[(r->finished + 1) % 2] + (uint64_t)r->batch[(r->finished + 1) % 2];
     for (int i = 0; i < r->train->mixture.count; i++)
         json_double(json, r->train->mixture.parts[i].name, dataloader_epochs(r->train, i, sample));
 }
-// Logs the epochs of each set after the last finished step, where that step has a progress line in a file, in
-// log.jsonl; nothing of one set.
+// Logs the epochs of each set, if several, after the last finished step, where that step has a progress line.
 static void log_epochs(struct run *r) {
     const struct config *c = r->config;
     const int done = r->finished;
     if (r->train->mixture.count > 1 && (done == 1 || done % c->data.log_every == 0 || done == c->training.train_steps))
         log_object(&r->log, done, "epochs", write_epochs, r);
 }
-// Prints, at the end, each set's epochs; nothing of one set.
 static void report_epochs(struct run *r) {
     const struct mixture *mixture = &r->train->mixture;
     char text[MIXTURE_TEXT] = "", number[LOG_NUMBER];
@@ -65,8 +60,7 @@ static void report_epochs(struct run *r) {
         log_event(&r->log, "epochs trained: %s", text);
 }
 
-// text = " (web 3.1234, code 2.9876)", the last validation's loss of each set; "": of one set, or where it is too long
-// for a line.
+// text = " (web 3.1234, code 2.9876)", each set's last validation loss; "": of one set, or too long for a line.
 static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
     enum { ROOM = 100 };
     const struct mixture *mixture = &r->val->mixture;
@@ -78,7 +72,6 @@ static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
     if (!r->val_losses || strlen(text) > ROOM)
         text[0] = '\0';
 }
-// Writes the last validation's loss of each set; of log_object. context: a struct run.
 static void write_val_losses(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     for (int i = 0; i < r->val->mixture.count; i++)

@@ -12,7 +12,6 @@
 #include <string.h>                   // strcmp
 #include <sys/stat.h>                 // stat
 
-// The open safetensors files of a model's folder.
 struct model_folder {
     const char *path;
     struct safetensors *files;
@@ -20,7 +19,6 @@ struct model_folder {
     int count;
 };
 
-// Closes the files, and zeroes the folder. A zeroed folder is fine.
 static inline void model_folder_close(struct model_folder *folder) {
     for (int i = 0; i < folder->count; i++) {
         safetensors_close(&folder->files[i]);
@@ -31,7 +29,6 @@ static inline void model_folder_close(struct model_folder *folder) {
     memset(folder, 0, sizeof *folder);
 }
 
-// Opens the file `name` of the folder as its next one, for which there is room. Returns NULL, or what is wrong.
 static inline const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
@@ -41,7 +38,6 @@ static inline const char *model_folder_add(struct model_folder *folder, const ch
     return NULL;
 }
 
-// Allocates room for so many files in an empty folder. Returns NULL, or that memory is out.
 static inline const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
     folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
     folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
@@ -85,8 +81,7 @@ static inline const char *model_check_finite(const float *values, int64_t n, int
     return NULL;
 }
 
-// Returns the tensor of that name, which is the folder's, and sets *file to its file's index; NULL: there is none, and
-// *file is no index. GPT-2's older files leave the prefix "transformer." out.
+// Returns the tensor of that name, "transformer." before it or not; *file = its file's index. NULL: there is none.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";
@@ -100,8 +95,7 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
     return NULL;
 }
 
-// Opens the one file of a folder of peft's adapters. Returns NULL, or what is wrong. model_folder_close frees what was
-// opened, after an error too. `path` must stay until then.
+// Opens a folder of peft's adapters, with model_folder_open's conditions. Returns NULL, or what is wrong.
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;
@@ -109,9 +103,8 @@ static inline const char *adapter_folder_open(struct model_folder *folder, const
     return model_folder_add(folder, PEFT_MODEL_NAME, error);
 }
 
-// digest = a hash of the names, types and shapes of a model's tensors and of the first bytes of each, by which another
-// model of the same shape is told apart without reading all of it. How the tensors are divided among files changes it.
-// Returns NULL, or what is wrong.
+// digest = a hash of the names, types and shapes of a model's tensors and of each one's first bytes, which tells models
+// of a shape apart; the division into files changes it. Returns NULL, or what is wrong.
 static inline const char *model_folder_digest(char digest[HASH128_DIGITS + 1], const char *path,
                                               struct error_text *error) {
     enum { FIRST_BYTES = 4096 };

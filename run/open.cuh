@@ -36,8 +36,7 @@ static void explain_threads(int status, void *threads) {
         *(const int *)threads);
     _exit(EXIT_USAGE);
 }
-// Starts OpenMP's threads, where the run computes on the CPU; ends the program where they can't start, or where the
-// environment gives them less of a stack than kernels on the CPU need. r->dev.threads is set.
+// Starts OpenMP's threads, on the CPU. Ends the program where they can't start or have too small a stack.
 static void check_threads(const struct run *r) {
     const struct config *c = r->config;
     size_t least = SIZE_MAX;
@@ -70,7 +69,6 @@ static void open_device(struct run *r) {
     check_fp8(r);
 }
 
-// Returns --attention-backend as attention_choose takes it.
 static enum attention_backend backend_allowed(enum config_backend backend) {
     switch (backend) {
     case BACKEND_AUTO: return ATTENTION_AUTO;
@@ -80,7 +78,6 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-// Returns --flash-kernels as attention_choose takes it.
 static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
     switch (kernels) {
     case KERNELS_AUTO: return FLASH_KERNELS_AUTO;
@@ -150,8 +147,7 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// Returns the limits of a choice that the engine makes: less than limits_of, since libraries of collectives take memory
-// before the model does, and the memory that is free varies.
+// Returns the limits of the engine's own choices: below limits_of, as collectives come first and free memory varies.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
@@ -222,9 +218,8 @@ static void choose_plan(struct run *r) {
     choose_loss_chunk(r);
     create_model(r);
 }
-// Chooses attention's backend and plans the model's memory, allocating none, as r->model, after open_device; writes the
-// plan to the files of --plan-json and --plan-picture. With --plan, ends the program where the plan exceeds the
-// budgets. Every rank calls this.
+// Chooses attention's backend and plans r->model, allocating none, after open_device; writes --plan-json and
+// --plan-picture. Ends the program where --plan exceeds the budgets. Every rank calls this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -291,7 +286,6 @@ static struct document_rule document_rule_of(const struct config *c, const struc
              rule.delimiter, c->model.vocab_size);
     return rule;
 }
-// Whether an option asks to tell documents apart.
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
@@ -354,8 +348,7 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Writes, on rank 0, the plan's page as plan.html into --out, which exists, for scripts/report.py. A failure is a
-// warning: the run does not need it.
+// Writes plan.html into --out, which exists, on rank 0, for scripts/report.py. A failure is only a warning.
 static void write_plan_page(struct run *r) {
     char path[PATH_MAX];
     size_t budget[MEMORY_COUNT];

@@ -2,9 +2,8 @@
 //
 // Each state is under our own tensors' names, NAME.TENSOR, without padded rows, in the format that it is stored in:
 // fp32 as F32, bf16 as BF16, 8 bits as U8 codes (kernels/state_format.cuh) of the tensor's shape, and beside them
-// NAME.TENSOR.scale, F32, one for each 128 elements in flat order. The last block may go on in padded rows or after
-// the tensor: there all is 0, and its code is 0. Master weights are always F32, and are there only where the parameters
-// in model.safetensors are not exact.
+// NAME.TENSOR.scale, F32, one for each 128 elements in flat order; what the last block has after the tensor is 0.
+// Master weights are F32, and only there where the parameters in model.safetensors are not exact.
 #pragma once
 #include "formats/safetensors.h" // struct safetensors_tensor
 #include "optimizer/state.cuh"   // enum optimizer_state, optimizer_format
@@ -12,7 +11,6 @@
 
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
-// Whether parameters and optimizer together hold weights in fp32, not only rounded to bf16.
 static bool has_exact_weights(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
@@ -27,7 +25,6 @@ static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id,
     return false;
 }
 
-// Whether states of the format have a scale for each STATE_BLOCK elements.
 static bool format_has_scales(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
@@ -39,7 +36,6 @@ static bool format_has_scales(enum state_format format) {
     }
     return false;
 }
-// Returns the name of a format for messages; "" where a file never has it.
 static const char *format_name(enum state_format format) {
     switch (format) {
     case FORMAT_FP32: return "fp32";
@@ -51,7 +47,6 @@ static const char *format_name(enum state_format format) {
     }
     return "";
 }
-// Returns the type of a file's tensor of a state that is stored in this format.
 static enum safetensors_dtype format_dtype(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
@@ -76,14 +71,11 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
     return true;
 }
 
-// The number of a tensor's elements without the padded rows.
 static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
-// The number of blocks of STATE_BLOCK that so many elements take, a last partial one included.
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
-// Returns the name, type and shape of a state's tensor or, where `scales`, of its scales, for a file that is written or
-// read. `name` holds the text and must stay as long as the entry; `id` is the caller's.
+// Returns the entry of a state's tensor, or of its scales. `name` holds the text and must stay; `id` is the caller's.
 static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
                                                     const struct tensor *t, enum state_format format, bool scales,
                                                     int id) {
@@ -101,7 +93,6 @@ static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum 
 
 // ---- blocks as they are stored, and the bytes of a file ----
 
-// The number of elements in block b of n elements, of which b is one.
 static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;

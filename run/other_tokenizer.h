@@ -8,12 +8,10 @@
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/say.h"      // say, say_warning
 
-// The paths of the files that say which text a token has; "": there is no such file.
 struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
-// Returns the paths of the files that belong to a shard, beside it.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
@@ -22,12 +20,10 @@ static struct token_texts token_texts_of_shard(const char *shard) {
         *texts.vocabulary = '\0';
     return texts;
 }
-// path = the file of that name in a folder; "" where it can't be read.
 static void token_texts_find(char path[PATH_MAX], const char *folder, const char *name) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX || access(path, R_OK) != 0)
         *path = '\0';
 }
-// Returns the paths of the files in a model's folder; "" for a file that can't be read.
 static struct token_texts token_texts_of_model(const char *folder) {
     struct token_texts texts;
     token_texts_find(texts.tokenizer, folder, "tokenizer.json");
@@ -37,8 +33,7 @@ static struct token_texts token_texts_of_model(const char *folder) {
 
 // ---- tokenizers that are known ----
 
-// A tokenizer by its digest, all zeros where it is not known, and the file that the digest is from: a shard or a
-// tokenizer.json.
+// A tokenizer by its digest, zeros where it is not known, and the file that it is from: a shard or a tokenizer.json.
 struct known_tokenizer {
     struct tokenizer_digest digest;
     char from[PATH_MAX];
@@ -49,7 +44,6 @@ static bool gives_other_ids(const struct known_tokenizer *a, const struct known_
     return tokenizer_digest_known(&a->digest) && tokenizer_digest_known(&b->digest) &&
            memcmp(a->digest.text, b->digest.text, sizeof a->digest.text) != 0;
 }
-// Returns the first bytes of a digest, for messages.
 static unsigned long long digest_shown(const struct known_tokenizer *known) {
     unsigned long long shown = 0;
     for (int i = 0; i < 8; i++)
@@ -67,9 +61,8 @@ static void known_tokenizer_read(struct known_tokenizer *known, const char *path
     snprintf(known->from, sizeof known->from, "%s", path);
 }
 
-// Ends the program where the loader's shards, NULL for none, were made by other tokenizers than each other or *data,
-// which becomes the tokenizer of the first shard whose tokenizer is known: by the shard's header, else by the
-// tokenizer.json that belongs to it.
+// Ends the program where the loader's shards (NULL: none) are by other tokenizers than each other or *data, which gets
+// the first known one: by a shard's header, else by its tokenizer.json.
 static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
     struct known_tokenizer shard, beside;
     char path[PATH_MAX];
@@ -91,9 +84,8 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the program, on rank 0, where the opened data were made by more than one tokenizer, or by another one than that
-// in the folder of --init-from or --resume. Warns where only their added tokens differ: users give the spare tokens of
-// a model a meaning.
+// Ends the program, on rank 0, where the data were made by several tokenizers, or by another than the folder's of
+// --init-from or --resume. Warns for other added tokens only: users give spare tokens a meaning.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -188,8 +180,7 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     vocabulary_close(&of_model);
 }
 
-// Returns the number of ids that the tokenizer of the training data has, by their shards, else by the file beside them;
-// 0: unknown.
+// Returns the number of ids of the data's tokenizer, by their shards, else by the file beside them; 0: unknown.
 static int tokens_of_data(const struct dataloader *train) {
     uint32_t tokens = 0;
     for (int i = 0; i < train->num_files; i++) {
@@ -209,8 +200,7 @@ static int tokens_of_data(const struct dataloader *train) {
     vocabulary_close(&of_data);
     return size;
 }
-// Prints a note on `out`, on rank 0, where the model has at least twice as many tokens as the tokenizer of the training
-// data.
+// Prints a note on `out`, on rank 0, where the model has twice as many tokens as the data's tokenizer, or more.
 static void report_unused_vocabulary(const struct run *r, FILE *out) {
     const int V = r->config->model.vocab_size, tokens = r->train && r->config->rank == 0 ? tokens_of_data(r->train) : 0;
     if (tokens > 0 && tokens <= V / 2)

@@ -1,8 +1,6 @@
-// The lock of --out: one run at a time goes on from what is there and writes there. Two would write the steps of both
-// into log.jsonl and remove each other's checkpoints.
-//
-// Rank 0 takes the lock for all ranks: on hosts with disks of their own, the folders of one name are not one. The file
-// stays, and its lock ends with the process.
+// The lock of --out: one run at a time goes on from what is there and writes there. Rank 0 takes the lock for all
+// ranks: on hosts with disks of their own, the folders of one name are not one. The file stays, and its lock ends with
+// the process.
 #pragma once
 #include "config/config.h"           // struct config
 #include "run/run_folder.h"          // out_is_foreign
@@ -13,8 +11,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes the lock as config->out_lock, for all ranks, where the folder is there; warns where its file system has no
-// locks. Returns NULL, or why the run can't go on.
+// Takes the lock as config->out_lock, if there is a folder; warns without locks. Returns NULL, or why it can't go on.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;

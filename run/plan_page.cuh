@@ -124,13 +124,11 @@ static void plan_write_page(FILE *file, const struct plan *plan, const size_t bu
     fputs("</script>\n<!-- plan end -->\n</html>\n", file);
 }
 
-// Whether --plan-picture asks for a page.
 static bool plan_is_page(const char *path) {
     const size_t length = strlen(path), ending = sizeof ".html" - 1;
     return length >= ending && strcasecmp(path + length - ending, ".html") == 0;
 }
-// Draws the placed plan into the file at `path`: as a page where its name ends with .html, else as SVG. budget:
-// plan_draw's. Ends the program where the file cannot be written.
+// Draws the placed plan into a file: a page if its name ends with .html, else SVG. Ends the program where it can't.
 static void plan_write_picture(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path) {
     struct report_file out = report_file_open("--plan-picture", path);
     if (plan_is_page(path))

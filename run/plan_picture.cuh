@@ -1,6 +1,5 @@
-// The picture of a memory plan (--plan-picture): on the left a bar of each memory, its arenas to scale, with a line at
-// its budget; on the right the activations arena, addresses upwards and phases to the right. plan_place must have
-// placed it. run/plan_page.cuh writes it into files.
+// The picture of a placed plan (--plan-picture): on the left a bar of each memory, its arenas to scale, with a line at
+// its budget; on the right the activations arena, addresses upwards and phases to the right.
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "model/timeline.cuh"  // enum phase_group
@@ -16,8 +15,7 @@ static void plan_draw(FILE *file, const struct plan *plan, const size_t budget[M
 // ---------------------------------------------------------------------------------------------------------------------
 
 #define PLAN_NO_COLOR "#333333"
-// Returns the color of a category of the activations arena, the same in all pictures; PLAN_NO_COLOR: it has no row. A
-// test draws all categories and finds none without a row.
+// Returns a category's color, the same in all pictures; PLAN_NO_COLOR: it has no row, which a test finds.
 static const char *plan_category_color(const char *category) {
     static const struct {
         const char *category, *color;
@@ -57,7 +55,6 @@ static const char *plan_category_color(const char *category) {
             return rows[i].color;
     return PLAN_NO_COLOR;
 }
-// Returns the color of an arena. An arena in the device's memory and its counterpart in the host's have one color.
 static const char *plan_arena_color(enum plan_arena arena) {
     switch (arena) {
     case ARENA_PARAMETERS:
@@ -74,7 +71,6 @@ static const char *plan_arena_color(enum plan_arena arena) {
     return PLAN_NO_COLOR;
 }
 
-// The page of the SVG and the plot's place on it, in pixels.
 struct plan_picture {
     FILE *file;
     const struct plan *plan;
@@ -82,22 +78,18 @@ struct plan_picture {
 };
 enum { PLAN_TEXT_WIDTH = 6, PLAN_TEXT_HEIGHT = 14 }; // pixels that a character of a label takes, about, and a line
 
-// Returns the x at which a phase begins.
 static double plan_x(const struct plan_picture *picture, int phase) {
     const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
     return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
 }
-// Returns the y of address `bytes` on a plot that is `most` bytes high.
 static double plan_y_of(const struct plan_picture *picture, size_t bytes, size_t most) {
     const double span = picture->height - picture->top - picture->bottom;
     return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
 }
-// Returns the y of an address in the activations arena.
 static double plan_y(const struct plan_picture *picture, size_t bytes) {
     return plan_y_of(picture, bytes, picture->plan->arena_bytes[ARENA_ACTIVATIONS]);
 }
 
-// Writes a text with XML's own characters escaped.
 static void plan_svg_text(FILE *file, const char *text) {
     for (; *text; text++)
         switch (*text) {
@@ -113,9 +105,8 @@ static void plan_svg_text(FILE *file, const char *text) {
 
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
-// Draws a memory's arenas as a bar from x on, to scale, up to the peak or the budget, whichever is more; a budget of
-// more than PLAN_FAR_BUDGET peaks is only named. For MEMORY_DEVICE sets the y of the bottom and the top of the
-// activations arena.
+// Draws a memory's arenas as a bar from x on, to scale, up to peak or budget; a budget of more than PLAN_FAR_BUDGET
+// peaks is only named. For MEMORY_DEVICE sets the y of the activations arena's bottom and top.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
@@ -199,7 +190,6 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
-// Returns the section of the axis that a phase is in: its group, where recomputation belongs to backward.
 static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
@@ -284,7 +274,6 @@ static void plan_svg_live(const struct plan_picture *picture) {
 
 // ---- the legend ----
 
-// Draws a row of the legend at height y: the color, the name and the bytes.
 static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *color, const char *name,
                                 size_t bytes) {
     const double x = picture->width - picture->right + 20;
@@ -297,13 +286,11 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
     fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
             log_bytes(size, (int64_t)bytes));
 }
-// Draws a title in the legend at height y.
 static void plan_svg_legend_title(const struct plan_picture *picture, double y, const char *text) {
     fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">%s</text>\n",
             picture->width - picture->right + 20, y, text);
 }
 
-// Draws the legend's rows of the arenas from height y on. Returns the height below them.
 static double plan_svg_legend_arenas(const struct plan_picture *picture, double y) {
     plan_svg_legend_title(picture, y, "arenas, one allocation each");
     for (int a = 0; a < ARENA_COUNT; a++)

@@ -1,5 +1,4 @@
-// Reports of a memory plan: tables on the terminal (--plan=full) and every buffer as JSON (--plan-json). The plan must
-// have been placed (plan_place). run/plan_picture.cuh draws it.
+// Reports of a placed plan: tables on the terminal (--plan=full) and every buffer as JSON (--plan-json).
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "run/report_file.h"   // report_file_open
@@ -10,16 +9,14 @@
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
 
-// Prints one row per category of the device's memory of a placed plan: its live bytes in the peak phase, and the most
-// in any phase. The rows sum up to the peak. Below them the host's arenas, and transfer_bytes, by
-// gpt_step_transfer_bytes: what a step copies each way. one_memory: the device's memory is the host's.
+// Prints a row per category of the device's memory: its live bytes in the peak phase, which sum up to the peak, and the
+// most in any phase. Then the host's arenas, and gpt_step_transfer_bytes. one_memory: the device's is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 
-// Writes the sizes of a placed plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
-// lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas
-// were adjacent, so that any two buffers of one memory may be compared and all end within its peak. Ends the program
-// where the file cannot be written.
+// Writes the plan's sizes, phases, every buffer that owns bytes, and every transfer. Offsets count from the start of
+// the first arena of the same memory, as if its arenas were adjacent, so that any two buffers of one memory may be
+// compared. Ends the program where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // ---- the table ----
@@ -64,8 +61,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
-// Prints the rows of a memory's arenas, as shares of its peak, and by how much the peak exceeds `bound`, which no
-// placement can be below.
+// Prints a memory's arenas, as shares of its peak, and by how much the peak exceeds `bound`, the least possible.
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -79,7 +75,6 @@ static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, 
 static bool plan_offloads(const struct plan *plan) {
     return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
 }
-// Prints what plan_print does of the host's memory.
 static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                             FILE *file) {
     char out[LOG_NUMBER], in[LOG_NUMBER];
@@ -121,7 +116,6 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
-// Writes the names of the categories and of the phases, as two arrays of the open object.
 static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_begin(json, "categories");
     for (int i = 0; i < plan->category_count; i++)
@@ -133,7 +127,6 @@ static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_end(json);
 }
 
-// Begins an object of an array, on a line of its own; plan_json_line_end ends it.
 static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;

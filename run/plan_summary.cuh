@@ -1,5 +1,4 @@
-// What --plan prints: in ten lines whether a run fits, what takes its memory and its time, and the next option to
-// change. --plan=full prints the start-up report and the plan's tables instead (run/plan_report.cuh).
+// What --plan prints, in ten lines: whether a run fits, what takes memory and time, and the next option to change.
 #pragma once
 #include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh"        // planned_gpu_bytes
@@ -42,7 +41,6 @@ static void summary_verdict(const struct run *r, size_t limit) {
         log_row("verdict", "does NOT fit: it takes %s%s, %s %s", all, host, whose, log_bytes(may, (int64_t)limit));
 }
 
-// Prints the bytes of each arena of the device's memory.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -93,7 +91,6 @@ static void summary_time(const struct plan_prediction *p, int ranks) {
 
 // ---- the next thing to change ----
 
-// What a plan with some options changed would take: the time of a step, and the peaks.
 struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
@@ -191,9 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints what fits --plan-gpu where the options do not: what auto would choose, at its predicted speed, by its own,
-// with states sharded over several ranks, with the smallest micro-batch, or with lossy states too. limit: bytes of the
-// device's memory that a plan may take.
+// Prints what fits --plan-gpu where the options do not: what auto would choose, by its own, with states sharded, with
+// the smallest micro-batch, or with lossy states. limit: bytes of the device's memory.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;

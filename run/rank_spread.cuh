@@ -1,10 +1,8 @@
-// How ranks differ, for the report, which otherwise speaks only of rank 0: in the memory that is planned, and in what a
-// rank computes by: its GPU, its instructions, its libraries and the kernels that these choose for it.
-//
-// Such ranks are not refused: a cluster may have several kinds of machines. Each rank computes its own gradient, all
-// use one sum of the gradients, and its bits depend on which rank has what. Differences that would let replicas drift
-// apart or mix attention backends are refused earlier: start_check_ranks, check_programs; rank_without_fused agrees on
-// cuDNN.
+// How ranks differ, for the report, which otherwise speaks only of rank 0: in planned memory, and in GPU, instructions,
+// libraries and their kernels. Such ranks are not refused: a cluster may have several kinds of machines. Each rank
+// computes its own gradient, all use one sum, whose bits depend on which rank has what. Differences that would let
+// replicas drift apart or mix attention backends are refused earlier: start_check_ranks, check_programs;
+// rank_without_fused agrees on cuDNN.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run
@@ -48,14 +46,12 @@ static void rank_traits_compare(char *differs, const struct rank_traits *mine, c
                      first->text[i]);
 }
 
-// Widens the range, which is not empty, to have the value.
 static void rank_range_add(struct rank_range *range, int64_t value) {
     range->least = value < range->least ? value : range->least;
     range->most = value > range->most ? value : range->most;
 }
 
-// Compares the ranks: the least and the most memory that they plan, and which rank's device, libraries or kernels
-// differ from rank 0's, once the model is planned. Every rank calls this.
+// Compares all ranks' planned memory, devices, libraries and kernels, of a planned model. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

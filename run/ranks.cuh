@@ -35,9 +35,8 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Returns the bytes that this rank may take: of its device's memory, of its share of the host's, and of both together
-// where they are one memory; SIZE_MAX: any. The budgets lower them. With --plan only the budgets limit, and what auto
-// chooses without --memory-budget also fits the GPU that --plan-gpu names.
+// Returns the bytes that this rank may take of the device's memory, of a share of the host's, and of both if they are
+// one; SIZE_MAX: any. With --plan only budgets limit, and auto's choice without one also fits --plan-gpu.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -71,7 +70,6 @@ static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY
         budget[MEMORY_DEVICE] = host_available_bytes(1);
 }
 
-// Returns the kind of exchange that COLLECTIVES_HOST uses, whether the ranks compute on CPUs or on GPUs.
 static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
     switch (collectives) {
     case BY_MPI: return EXCHANGE_MPI;
@@ -82,8 +80,7 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
     __builtin_unreachable();
 }
 
-// Opens the collectives that --collectives asks for; does nothing with one rank. gpt_connect follows. Ends the program
-// where they can't be opened. Every rank calls this.
+// Opens the collectives of several ranks; gpt_connect follows. Ends the program where it can't. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
@@ -146,7 +143,6 @@ static void check_same_data(struct run *r) {
 
 // ---- during the run ----
 
-// Returns a hash of `bytes` of the device's memory. Waits for the device.
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
@@ -162,8 +158,7 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// Returns a hash of a state of the optimizer, of which a part may be in the host's memory; 0: there is no such state.
-// Waits for the device.
+// Returns a hash of a state, on device and host; 0: there is no such state. Waits for the device.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -171,8 +166,7 @@ static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
-// Sets *right to the lowest rank that has a most frequent row of `rows` (ranks, width). Returns the first rank whose
-// row differs from that row; -1: none does.
+// *right = the lowest rank of the most frequent row of `rows` (ranks, width). Returns the first other rank; -1: none.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {
@@ -190,7 +184,6 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     return -1;
 }
 
-// What is compared between replicas, beside the states of the optimizer.
 static const char *const replica_names[] = {"parameters", "frozen parameters", "frozen weights"};
 enum { REPLICA_PARAMETERS, REPLICA_FROZEN, REPLICA_STORED, REPLICA_STATES };
 // Ends the job where the ranks' replicas of unsharded parameters, stored weights or optimizer state differ in a bit.
@@ -225,8 +218,7 @@ static void check_replicas(struct run *r) {
     free(all);
 }
 
-// A request to save or stop, as one number: the sum of REQUEST_SAVE, REQUEST_TIME_IS_UP and REQUEST_SIGNAL times the
-// number of the signal that asks this process to stop.
+// A request to save or stop, as one number: a sum of these, REQUEST_SIGNAL times the signal that asks to stop.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
 // Returns the requests that have reached this process, a sum of REQUEST_*; 0: none. A request to save is returned once.
 static int take_request(struct run *r) {
@@ -248,8 +240,7 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Looks for requests, once a step. A single rank follows its request at once; several ranks send theirs in their
-// reports of the next step that is enqueued, so that all follow after one step.
+// Looks for requests, once a step. A single rank follows at once, several after one more step, whose reports tell all.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->io.request |= take_request(r);

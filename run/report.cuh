@@ -15,7 +15,6 @@
 #include "runtime/machine/numa.h"     // numa_nodes_used
 #include "runtime/machine/text_add.h" // text_add
 
-// Prints the rows on training: its data, batches, steps, checkpoints, and the peak that MFU is held against.
 static void report_training(const struct run *r) {
     const struct config *c = r->config;
     char tokens[LOG_NUMBER];
@@ -71,7 +70,6 @@ static void report_positions(const struct run *r) {
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
-// Prints the formats of the training state, where one is not the default.
 static void report_formats(const struct run *r) {
     const struct config *c = r->config;
     char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
@@ -114,15 +112,13 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->training.ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->training.ema_decay);
 }
-// Prints which variables of the environment change what is computed, if any is set.
 static void report_environment(void) {
     char *const variables = environment_describe();
     if (*variables)
         log_row("environment", "%s", variables);
     free(variables);
 }
-// Prints how much is offloaded and what a step copies, if anything is. row: the row's name; kind: words after the
-// bytes.
+// Prints how much is offloaded and what a step copies, if anything. kind: words after the bytes.
 static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
@@ -183,7 +179,6 @@ static void report_memory(const struct rank_spread *s) {
                 of_it, log_bytes(most_of_it, s->activations.most));
 }
 
-// Prints what computes, or the GPU that is planned for.
 static void report_device(const struct run *r) {
     char text[384], name[GPU_NAME_MAX], larger[GPU_NAME_MAX], memory[LOG_NUMBER], times[32] = "";
     const struct gpu_peak *const gpu = planned_gpu(r->config), *const other = gpu ? gpu_larger_edition(gpu) : NULL;

@@ -1,6 +1,5 @@
-// The file of a report: a plan, the scores of tasks. It is written under a temporary name and renamed when it is
-// complete: a full disk leaves the old file, and of two runs that write one path one leaves its file, whole. A path
-// that is no regular file (a pipe, a terminal) is written directly; a link stays, and its target is replaced.
+// The file of a report, written under a temporary name and renamed when complete: a full disk leaves the old file. A
+// path that is no regular file (a pipe, a terminal) is written directly; a link stays, and its target is replaced.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <errno.h>                 // errno
@@ -27,8 +26,7 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens the file at `path` for a report; report_file_close closes it. Ends the program, naming `option` and the path,
-// which must stay until then, where it can't be opened.
+// Opens the file at `path`, which must stay until report_file_close. Ends the program, naming `option`, where it can't.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;

@@ -1,5 +1,4 @@
-// Loading and saving a run's state: the model or checkpoint that the run starts from, and the checkpoints that it
-// writes.
+// Loading and saving a run's state: what the run starts from, and the checkpoints that it writes.
 #pragma once
 #include "run/folder_check.h"      // folder_check_begin, folder_check_end
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
@@ -74,8 +73,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads what --init-from, a folder or an llm.c file, and, with LoRA, --lora-adapter name; with --init-from-ema the
-// moving averages as the parameters. Returns NULL, or what is wrong.
+// Loads what --init-from (or -ema) and, with LoRA, --lora-adapter name. Returns NULL, or what is wrong.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -87,8 +85,7 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Loads the parameters of --init-from, if it is given, and with LoRA the adapters. One rank a host checks their files
-// (--check-weights). Returns NULL, or what is wrong.
+// Loads --init-from's parameters, if given, and adapters; one rank a host checks the files. Returns NULL, or an error.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -115,9 +112,8 @@ static const char *load_checkpoint(struct run *r, const struct trainer_state *st
     return model_load_optimizer(r->model, c->checkpoint, exact, error);
 }
 
-// Loads into the allocated model all state from a checkpoint, with the counts of steps and the position in the data, or
-// the parameters from a model; without either the model keeps its random initial parameters. Ends the program where
-// something can't be loaded.
+// Loads all state from a checkpoint, with steps and position in the data, or the parameters from a model; without
+// either they stay random. Ends the program where something can't be loaded.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -189,9 +185,8 @@ static void report_save_result(struct run *r, const char *problem, double second
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
-// Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Of several ranks only rank 0
-// says that all have written, and a rank that failed after rank 0 gave the checkpoint up is silent. A rank that can't
-// tell rank 0 of its failure ends the job.
+// Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Only rank 0 says that all have
+// written; a rank that failed after rank 0 gave up is silent. A rank that can't tell rank 0 ends the job.
 static void finish_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -207,8 +202,7 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Ends the job where a rank that writes a part of the checkpoints does not see rank 0's folder of --out, which has the
-// lock that rank 0 has signed. The saver is open. Every rank calls this.
+// Ends the job where a rank that writes checkpoints does not see rank 0's signed lock in --out. Every rank calls this.
 static void check_shared_folder(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
@@ -239,8 +233,7 @@ static void check_shared_folder(struct run *r) {
     exit(EXIT_USAGE);
 }
 
-// Ends the program where the folder of the checkpoints is there and can't take them: the first save, hours later, would
-// be the first to say so.
+// Ends the program where the checkpoints' folder can't take them, rather than at the first save, hours later.
 static void check_checkpoints_folder(const struct run *r) {
     const char *const folder = r->saver.job.root;
     struct stat status;
@@ -282,9 +275,8 @@ static void open_saver(struct run *r) {
         }
 }
 
-// Begins each rank's part of a checkpoint. writer: on rank 0 its process id, or 0: it could not begin. Returns false
-// where no part is to be written; *problem then says why on rank 0 and on the first rank that failed. Every rank calls
-// this.
+// Begins each rank's part. writer: on rank 0 its process id, or 0: it could not begin. Returns false where no part is
+// to be written; *problem says why on rank 0 and the first rank that failed. Every rank calls this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;

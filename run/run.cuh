@@ -87,7 +87,6 @@ struct run {
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
-// Records that a step begins now, none being in flight: its time counts from here.
 static void step_starts(struct run *r) {
     device_event_record(&r->dev, EVENT_START);
     r->step_begins = EVENT_START;
@@ -110,8 +109,7 @@ static int stop_asked_of_any(struct run *r) {
 static bool has_rows(const struct dataloader *loader) {
     return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
 }
-// Reads this rank's next micro-batch of a loader into r->inputs, ->targets and ->document_starts, where it stays until
-// the next call.
+// Reads this rank's next micro-batch into r->inputs, ->targets and ->document_starts, until the next call.
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
     const struct token_batch to = {r->inputs, r->targets, r->document_starts};
     struct batch batch = batch_of(r->inputs, r->targets);

@@ -33,7 +33,6 @@ static bool out_is_foreign(const char *folder) {
     return bytes > 0 && !strstr(text, "\"preset\"");
 }
 
-// Prints why a checkpoint was passed over; a checkpoint_listener's function.
 static void say_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
 // Replaces *folder, the value of `option`, where it is a run's, by the run's newest checkpoint that verifies. Ends the

@@ -14,7 +14,6 @@ static uint64_t digest_of_shard(const struct dataloader *loader, int i) {
     return file->digest;
 }
 
-// Returns the first of a state's files that is of its part q.
 static const struct trainer_file *files_of_part(const struct trainer_state *state, int q) {
     const struct trainer_file *files = state->files;
     for (int i = 0; i < q; i++)
@@ -22,8 +21,7 @@ static const struct trainer_file *files_of_part(const struct trainer_state *stat
     return files;
 }
 
-// Returns NULL where the files of the checkpoint's part q, by name, length and digest, are the first ones of the
-// loader's part p; else what differs.
+// Returns NULL where the files of the checkpoint's part q are the first of the loader's part p; else what differs.
 static const char *part_refusal(const struct dataloader *loader, int p, const struct trainer_state *state, int q,
                                 const char *checkpoint, struct error_text *error) {
     const struct trainer_file *files = files_of_part(state, q);
@@ -73,7 +71,6 @@ static const char *data_refusal(const struct dataloader *loader, const struct tr
     return NULL;
 }
 
-// Returns the samples of the checkpoint's part q that its run has taken.
 static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     struct mixture_part parts[MIXTURE_PARTS];
     const struct mixture former = {parts, state->num_parts, state->data_start};
@@ -85,8 +82,7 @@ static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     return mixture_taken(&former, q, state->samples);
 }
 
-// Moves a loader that has the checkpoint's data to the checkpoint's position. Shards that were added since count from
-// their set's next epoch on.
+// Moves a loader of the checkpoint's data to its position. Added shards count from their set's next epoch on.
 static void resume_same_data(struct dataloader *loader, const struct trainer_state *state) {
     struct part_start starts[MIXTURE_PARTS];
     for (int p = 0; p < state->num_parts; p++) {
@@ -119,8 +115,7 @@ static void resume_new_data(struct dataloader *loader, const struct trainer_stat
     dataloader_resume(loader, state->samples, starts, state->samples);
 }
 
-// Sets the files and parts of a state, which data_state_free frees, to the loader's. Texts and changes stay the
-// loader's.
+// Sets the files and parts of a state, for data_state_free, to the loader's. Texts and changes stay the loader's.
 static void data_state(struct trainer_state *state, const struct dataloader *loader) {
     state->num_files = dataloader_num_files(loader);
     state->num_parts = loader->mixture.count;

@@ -141,14 +141,12 @@ static int sample_token(const float *logits, int V, double temperature, int top_
     return draw(scratch, V, u);
 }
 
-// Host memory for sampling, allocated by sampler_open, so that nothing is allocated between training steps.
 struct sampler {
     int32_t *fed;       // (sequences, prompt_tokens): the prompts, then (sequences) current tokens
     int32_t *positions; // (sequences) of the current tokens
     floatX *row;        // (Vp) logits in the device's type
     float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
 };
-// Allocates the sampler's memory for the model's sequences, which sampler_close frees.
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
     sampler->fed =
         (int32_t *)calloc((size_t)m->generation.sequences * (size_t)m->generation.prompt_tokens, sizeof *sampler->fed);
@@ -165,8 +163,7 @@ static void sampler_close(struct sampler *sampler) {
     free(sampler->logits);
 }
 
-// Draws the token of sequence b that follows position t. logits (sequences, Vp) are in the device's memory, for which
-// the function waits. sampler: opened for m. stream: which random numbers, beside the seed.
+// Draws the token of sequence b that follows position t. logits (sequences, Vp): on the device, which it waits for.
 static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
                            uint64_t stream) {
     const struct config *c = &m->config;

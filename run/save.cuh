@@ -1,9 +1,7 @@
-// Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json as
-// Hugging Face has them, or with LoRA the adapters' two files as peft has them; optimizer.safetensors,
-// trainer_state.json, and the tokenizer's files.
-//
-// Every rank that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a
-// thread, while the training goes on; or, without a copy, from the model itself, while the training waits.
+// Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json, or
+// with LoRA the adapters' two files; optimizer.safetensors, trainer_state.json, and the tokenizer's files. Every rank
+// that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a thread, while
+// the training goes on; or, without a copy, from the model itself, while the training waits.
 #pragma once
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
@@ -43,7 +41,6 @@ struct save_job {
 
 // ---- the folder ----
 
-// Copies tokenizer file i into the checkpoint that is written. Returns what went wrong, or NULL.
 static const char *save_tokenizer_file(struct save_job *job, int i) {
     enum { MAX_BYTES = 1 << 30 };
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -56,7 +53,6 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
     free(data);
     return problem;
 }
-// Writes the files that only rank 0 writes. Returns what went wrong, or NULL.
 static const char *save_small_files(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
@@ -70,8 +66,7 @@ static const char *save_small_files(struct save_job *job) {
     return problem;
 }
 
-// Begins a checkpoint that several ranks write, on rank 0, and lays out the shared files; after an error abandons the
-// checkpoint. Returns what went wrong, or NULL.
+// Begins a checkpoint of several ranks, on rank 0, and lays out the files, or abandons it. Returns an error, or NULL.
 static const char *save_lay_out(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_begin(writer, job->root, job->step);
@@ -95,8 +90,7 @@ static const char *save_alone(struct save_job *job) {
         problem = save_small_files(job);
     return problem ? problem : save_tensors_pass(&job->tensors, SAVE_ALONE);
 }
-// Writes, on rank 0, the small files and its part, and waits for the other ranks' parts; save_run then commits the
-// checkpoint or abandons it. Returns what went wrong, or NULL.
+// Writes, on rank 0, the small files and its part, and waits for the other parts. Returns what went wrong, or NULL.
 static const char *save_with_others(struct save_job *job) {
     const char *problem = save_small_files(job);
     if (!problem)
@@ -104,9 +98,8 @@ static const char *save_with_others(struct save_job *job) {
     return problem ? problem : checkpoint_wait_for_parts(&job->tensors.writer);
 }
 
-// Runs a save, as a checkpoint_job. argument: a struct save_job. Rank 0 writes the checkpoint, then removes the oldest
-// beyond `keep`, and a best one that is no longer the best; another rank writes its part. Returns what went wrong, or
-// NULL.
+// Runs a save, a struct save_job, as a checkpoint_job. Rank 0 writes the checkpoint, then removes the oldest beyond
+// `keep`, and a former best one; another rank writes its part. Returns what went wrong, or NULL.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -127,7 +120,6 @@ static const char *save_run(void *argument, struct error_text *error) {
 
 // ---- saving during a run ----
 
-// The writer of checkpoints, one at a time.
 struct saver {
     struct gpt *m; // NULL: this rank writes nothing
     struct save_job job;
@@ -151,8 +143,7 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of a step, which the run goes on from, the best one if it lies in --out; on rank 0. Warns where
-// that fails.
+// Makes the checkpoint of a step, from which the run goes on, the best one if it is in --out, on rank 0, or warns.
 static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
     const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);
@@ -166,7 +157,6 @@ static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) 
     saver->job.algorithms_bytes = bytes;
 }
 
-// Sets *tensors to the tensors of the model's files, all or, with LoRA, only the adapters', which are saved exactly.
 static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);
@@ -209,18 +199,15 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
-// Sets the base model's folder that checkpoints of adapters name; "": none. The text must stay.
 static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
 
-// Waits for the save in progress, if any, and takes its result. Returns what went wrong, a text that stays until the
-// next save, or NULL.
+// Waits for the save in progress, if any. Returns what went wrong, a text that stays until the next save, or NULL.
 static const char *saver_wait(struct saver *saver) {
     saver->running = false;
     return checkpoint_thread_wait(&saver->thread);
 }
 
-// Returns the text (*bytes) of config.json or, with LoRA, adapter_config.json, which the caller frees; NULL: memory is
-// out.
+// Returns the text of config.json or adapter_config.json, which the caller frees; NULL: memory is out.
 static char *save_config_json(const struct saver *saver, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);
@@ -279,8 +266,7 @@ static void saver_save(struct saver *saver) {
         checkpoint_thread_call(&saver->thread, save_run, job);
 }
 
-// Waits for the save in progress, whose result is lost, and frees the saver's memory. Does nothing where saver->m is
-// NULL.
+// Waits for the save in progress, whose result is lost, and frees the saver's memory. m NULL: does nothing.
 static void saver_close(struct saver *saver) {
     struct save_job *job = &saver->job;
     if (!saver->m)

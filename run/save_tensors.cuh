@@ -1,9 +1,8 @@
 // The tensors of a checkpoint's files, from the model: their order, and the bytes of them that this rank writes.
 //
 // A single rank writes the files from the first byte to the last. Of several ranks, rank 0 lays the files out, then
-// each rank writes the ranges that it owns, wherever they are in the files (formats/checkpoint_part.h). Memory is
-// bounded either way: a chunk at a time is fetched and converted. Only a parameter whose elements have other places in
-// the file (transposed, permuted or repeated heads) is fetched as a whole, as far as this rank owns it.
+// each writes the ranges that it owns (formats/checkpoint_part.h). A chunk at a time is fetched and converted; only a
+// parameter whose elements have other places in the file is fetched as a whole, as far as this rank owns it.
 #pragma once
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write
@@ -16,7 +15,6 @@
 
 static const int64_t SAVE_CHUNK = 1 << 18; // elements, a multiple of STATE_BLOCK
 
-// What a pass over the files does.
 enum save_pass {
     SAVE_ALONE,   // writes the files whole
     SAVE_LAY_OUT, // writes the headers, and gives the files their lengths
@@ -48,7 +46,6 @@ struct save_tensors {
     } range;
 };
 
-// Returns that memory is out, in the writer's text.
 static const char *save_out_of_memory(struct save_tensors *s) {
     return error_format(&s->writer.error, "out of memory for a checkpoint");
 }
@@ -62,8 +59,7 @@ static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at,
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = the exact parameters [at, at + n) of the frozen or the trained flat buffers, in one range of save_next. n:
-// at most SAVE_CHUNK - STATE_BLOCK, since whole blocks are fetched.
+// out (n) = exact parameters [at, at + n), in one range of save_next. n: at most SAVE_CHUNK - STATE_BLOCK (blocks).
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -92,8 +88,7 @@ static const char *save_bytes(struct save_tensors *s, uint64_t offset, const voi
     return s->pass == SAVE_ALONE ? checkpoint_file_write(&s->writer, bytes, count)
                                  : checkpoint_part_write(&s->part, offset, bytes, count);
 }
-// Writes values (n) as the elements from `first` on of a tensor of the file, in its type: F32, or BF16, to which they
-// are rounded as parameters are. Returns NULL, or what went wrong.
+// Writes values (n) as a tensor's elements from `first` on, F32 or rounded to BF16. Returns NULL, or what went wrong.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
                                const float *values, int64_t n) {
     uint64_t offset = s->data_begin + entry->begin + (uint64_t)first * safetensors_dtype_bytes(entry->dtype);
@@ -111,8 +106,7 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
     return problem;
 }
 
-// Writes the exact parameters [begin, end) of the frozen or the trained flat buffers, as far as this rank owns them, to
-// a tensor of the file that holds the elements in this order. Returns NULL, or what went wrong.
+// Writes what this rank owns of exact parameters [begin, end) to a tensor of that order. Returns NULL, or an error.
 static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
                               int64_t begin, int64_t end) {
     const char *problem = NULL;
@@ -127,8 +121,7 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes element `at` of the flat buffers. end: where the element's parameter ends. An answer holds
-// for a range, which is kept: neighbors are asked for one after the other.
+// Whether this rank writes element `at` of the flat buffers. end: its parameter's. The range of the answer is kept.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;
@@ -162,7 +155,6 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     }
     return problem;
 }
-// s->moved = the exact parameter, as far as this rank owns it. Returns whether it owns any.
 static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) {
     int64_t at = ours->offset, place, n;
     bool any = false;
@@ -173,8 +165,7 @@ static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) 
     }
     return any;
 }
-// Writes what this rank owns of a tensor whose elements have other places, or of zeros, where t->ours is NULL. Returns
-// NULL, or what went wrong.
+// Writes what this rank owns of a rearranged tensor, or of zeros (t->ours NULL). Returns NULL, or what went wrong.
 static const char *save_moved(struct save_tensors *s, const struct safetensors_tensor *entry,
                               const struct huggingface_tensor *t) {
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
@@ -195,7 +186,6 @@ static const char *save_moved(struct save_tensors *s, const struct safetensors_t
 
 // ---- files ----
 
-// Writes what this rank owns of a tensor of the file.
 typedef const char *save_entry(struct save_tensors *s, const struct safetensors_tensor *entry);
 
 // Calls `write` for each of the entries (count) in order, up to the first that fails; returns its error, or NULL.
@@ -206,8 +196,7 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does s->pass over a file of tensors `entries` (count), which are sorted into the file's order. metadata (pairs).
-// Returns NULL, or what went wrong.
+// Does s->pass over a file of `entries` (count), which it sorts, and metadata (pairs). Returns NULL, or an error.
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -252,7 +241,6 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
 }
 
-// The number of bytes that a tensor takes in the model's files.
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (s->bf16 ? 2 : 4);
 }
@@ -324,7 +312,6 @@ static const char *save_shards(struct save_tensors *s, struct safetensors_tensor
     }
     return problem || shards == 1 || s->pass == SAVE_PART ? problem : save_index(s, first, shards, names);
 }
-// Does the pass over the model's files, and their index. Returns NULL, or what went wrong.
 static const char *save_model(struct save_tensors *s) {
     const size_t count = (size_t)s->model.count + 1;
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
@@ -381,7 +368,6 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
 }
-// Does the pass over optimizer.safetensors. Returns NULL, or what went wrong.
 static const char *save_optimizer(struct save_tensors *s) {
     const struct gpt *m = s->m;
     const int most = 2 * STATE_COUNT * m->table.num_tensors;
@@ -412,8 +398,7 @@ static const char *save_optimizer(struct save_tensors *s) {
     return problem;
 }
 
-// Does a pass over the files of the model and the optimizer. In SAVE_PART the part has begun, else the writer. Returns
-// NULL, or what went wrong.
+// Does a pass over all files of tensors. The part (SAVE_PART) or the writer has begun. Returns NULL, or an error.
 static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass) {
     s->pass = pass;
     const char *problem = save_model(s);
@@ -422,8 +407,7 @@ static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass
 
 // ---- memory ----
 
-// Allocates the memory of all saves, which save_tensors_close frees, after an error too. s->model is listed; the
-// pointers to what is allocated are NULL before. Returns NULL, or that memory is out.
+// Allocates the memory of all saves, NULL before, for save_tensors_close. s->model is listed. Returns NULL or an error.
 static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, struct error_text *error) {
     int64_t widest = SAVE_CHUNK, moved = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {

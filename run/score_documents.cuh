@@ -11,12 +11,10 @@ struct scored_document {
     const int32_t *tokens; // (inputs + 1)
     int inputs;            // at most --seq-length
     int first;             // tokens[first + 1] is the first that is scored; below inputs
-    // the scores
     double log_likelihood; // of the scored tokens, summed in double from the first to the last
     bool greedy;           // each scored token is the likeliest
 };
 
-// Where a document is computed: (row, column) of its first token.
 struct document_place {
     struct scored_document *document;
     int same; // the place, in the sorted order, of the first document equal to it
@@ -32,7 +30,6 @@ static int compare_documents(const struct scored_document *a, const struct score
             return a->tokens[i] < b->tokens[i] ? -1 : 1;
     return (a->first > b->first) - (a->first < b->first);
 }
-// Compares the documents of two places, for qsort.
 static int compare_places(const void *a, const void *b) {
     return compare_documents(((const struct document_place *)a)->document,
                              ((const struct document_place *)b)->document);
@@ -83,7 +80,6 @@ struct score_batch {
     int32_t *inputs, *targets, *document_starts, *largest;
     float *losses;
 };
-// Allocates a batch of one micro-batch's size, which score_batch_free frees.
 static struct score_batch score_batch_create(const struct config *c) {
     const size_t N = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
     struct score_batch b;
@@ -102,8 +98,7 @@ static void score_batch_free(struct score_batch *b) {
     free(b->losses);
 }
 
-// Sets the batch to the documents (n) whose rows are [first, first + B), B a micro-batch's; the rest of each row is a
-// document of its own, of which nothing counts.
+// Sets the batch to the documents (n) of rows [first, first + B); the rest of a row is a document that counts nothing.
 static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
                        int first) {
     const int T = c->model.seq_length;
@@ -131,7 +126,6 @@ static void fill_batch(struct score_batch *b, const struct config *c, struct doc
     }
 }
 
-// A document's scores as the ranks exchange them.
 struct document_score {
     double log_likelihood;
     int32_t greedy, stop; // stop: stop_asked_here of the rank, in its first score of an exchange
@@ -153,8 +147,7 @@ struct score_schedule {
     int *batch_first;                  // (batches + 1)
     int batches, most;                 // most: documents of the largest batch, at least 1
 };
-// Divides the packed places (count; of `rows` rows), of equal ones the first, into batches of B rows. The caller frees
-// s.documents and s.batch_first.
+// Divides the packed places (count; `rows` rows) into batches of B rows. The caller frees s.documents, s.batch_first.
 static struct score_schedule schedule_documents(struct document_place *places, int count, int rows, int B) {
     struct score_schedule s;
     int n = 0, batch = 0;
@@ -180,8 +173,7 @@ static struct score_schedule schedule_documents(struct document_place *places, i
 }
 
 // Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most): rank k scores batch `batch -
-// rank + k`, which has no documents after the last batch. Returns the largest stop_asked_here of any rank. Every rank
-// calls this.
+// rank + k`, if there is one. Returns stop_asked_of_any. Every rank calls this.
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
     const struct config *c = r->config;

@@ -35,8 +35,7 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     return ids;
 }
 
-// Returns the token that stands before a text without context: the beginning of text, else the end of text. Ends the
-// program where there is neither.
+// Returns the token before a text without context, begin or end of text. Ends the program where there is neither.
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
@@ -46,8 +45,7 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes a text, its context included: with the template's tokens, unless it begins with the beginning of text or,
-// where the tokenizer has none, with the end of text. Returns as encode_scored does.
+// Encodes a text, its context included, as encode_scored: with the template's tokens, unless it begins with such a one.
 static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;
@@ -56,7 +54,6 @@ static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes
     const bool has = prefix && length > 0 && bytes >= (size_t)length && memcmp(text, prefix, (size_t)length) == 0;
     return encode_scored(r, text, bytes, !has, count, where);
 }
-// Encodes a text without context, as encode_scored: after the prefix token, unless the text begins with that token.
 static int32_t *encode_alone(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const int32_t prefix = prefix_token(r, where);
     int32_t *ids = encode_scored(r, text, bytes, false, count, where);

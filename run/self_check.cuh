@@ -1,11 +1,9 @@
-// --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged there
-// (run/check_attention.cuh), by a child of its own with a deadline. What crashes, hangs or gives wrong numbers ends
-// only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. See
-// docs/internals/self-check.md.
+// --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged
+// (run/check_attention.cuh) by a child with a deadline. What crashes, hangs or gives wrong numbers ends only the child,
+// and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
 //
-// A verdict is kept in the folder of --out, by the GPU, its driver, the libraries, the program and the request: a
-// second start of the run pays nothing. cuDNN's attention is held against flash, in this process, where it is chosen
-// (kernels/cudnn/attention_check.cu), and so flash is judged first.
+// A verdict is kept in --out, by the GPU, its driver, the libraries, the program and the request: a second start pays
+// nothing. cuDNN's attention is held against flash, in this process, where it is chosen, and so flash is judged first.
 #pragma once
 #include "config/layers.h" // config_rotates, config_window
 #include "run/run.cuh"     // struct run
@@ -27,8 +25,7 @@ static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 
 
 // ---- The request: what a child is asked, as words of a command line ----
 
-// Writes the request of a check by the GPU of number `gpu`, for this process's child, to text (SELF_CHECK_REQUEST
-// bytes).
+// Writes the request of a check by GPU `gpu`, for this process's child, to text (SELF_CHECK_REQUEST bytes).
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
     snprintf(
@@ -41,7 +38,6 @@ static void self_check_write_request(char *text, const struct attention_check *c
         check->any_order, (double)check->dropout);
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
-// Whether attention takes the shape's numbers and size of heads.
 static bool self_check_has_heads(const struct attention_shape *s) {
     return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
            s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
@@ -73,9 +69,8 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 
 // ---- The child ----
 
-// The lines that a child prints, among others that libraries may print: OPEN once the GPU is open; ITSELF, with the
-// largest distance, where the backend is right by all that needs no simpler backend; then RIGHT with the largest
-// distance, or WRONG with the reason, which may come without ITSELF.
+// The lines that a child prints, among libraries': OPEN once the GPU is open; ITSELF, with the largest distance, where
+// the backend is right without a simpler one; then RIGHT with the largest distance, or WRONG with the reason.
 #define SELF_CHECK_OPEN "self-check: open"
 #define SELF_CHECK_ITSELF "self-check: right by itself "
 #define SELF_CHECK_IS_RIGHT "self-check: right, within "
@@ -91,8 +86,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens the GPU of number `gpu` for a child of the process `parent`, and prints SELF_CHECK_OPEN; self_check_shut closes
-// it. The child ends when the parent dies.
+// Opens GPU `gpu` for a child, which ends when `parent` does, and prints SELF_CHECK_OPEN, until self_check_shut.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -103,13 +97,11 @@ static void self_check_open(struct device *dev, struct cudaDeviceProp *propertie
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("\n" SELF_CHECK_OPEN "\n");
 }
-// Closes what self_check_open opened.
 static void self_check_shut(struct device *dev) {
     matmul_destroy(dev->matmul);
     attention_close(dev);
     device_close(dev);
 }
-// Serves a request, in a child: checks the backend and prints what it finds. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
@@ -136,7 +128,6 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the last line of text, and cuts off the newlines at the text's end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -162,8 +153,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
     self_check_clean(text);
     return true;
 }
-// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS in the environment, else SELF_CHECK_SECONDS.
-// Ends the program where the variable is no number of seconds.
+// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS, which must be a number, or the default.
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
     char *end = NULL;
@@ -172,8 +162,7 @@ static double self_check_limit(void) {
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
-// Whether a child's output has an error that tells nothing of the kernels: missing memory, in the words of CUDA, of the
-// libraries or of ours, or broken memory.
+// Whether a child's output has an error that tells nothing of the kernels: missing or broken memory.
 static bool self_check_tells_nothing(const char *output) {
     static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
@@ -181,8 +170,7 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child that opened the GPU but printed no verdict hung, or ended by a fault of the kernels that it judged:
-// not by a signal that was sent, for want of memory, or by the GPU's memory.
+// Whether a child without a verdict hung, or ended by a fault of its kernels: not by a signal sent, or by memory.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -220,7 +208,6 @@ static struct child_result self_check_start(char *output, size_t size, char *req
                     result.left);
     return result;
 }
-// Starts a child for the request and sets *verdict to what it found.
 static void self_check_ask(struct self_verdict *verdict, char *request) {
     enum { OUTPUT = 1 << 16 };
     char within[64], opened[8];
@@ -232,7 +219,6 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;
-    // what ends the child after this line is the simpler backend's fault
     const bool by_itself = self_check_line(within, sizeof within, output, SELF_CHECK_ITSELF);
     const bool in_full = self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT);
     if (self_check_line(text, size, output, SELF_CHECK_IS_WRONG)) {
@@ -309,8 +295,7 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-// Sets *verdict to what `known` says of the key; returns whether it says anything. A line has the kind, the text and
-// the key, with tabs between; the last line with the key counts.
+// Sets *verdict to what `known` says of the key, if anything: its last line of kind, text and key, with tabs between.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
     static const char *const kinds[] = {"right", "wrong"};
     bool found = false;
@@ -343,7 +328,6 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
         fail("out of memory");
     free(before);
 }
-// Returns the name of a backend's kernels, for the report and log.jsonl.
 static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
     case ATTENTION_FLASH: return flash_describe(dev);
@@ -354,7 +338,6 @@ static const char *self_check_name(enum attention_backend backend, const struct 
     }
     return "auto";
 }
-// Writes the backends that were refused, with reasons, into the open object, for log_object. context: a struct run.
 static void self_check_log_refused(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -399,8 +382,7 @@ static bool self_check_is_wanted(struct run *r, enum attention_backend backend) 
     }
     return r->dev.open && parallel_largest(r->parallel, wanted && backend != ATTENTION_FUSED, "whether to check");
 }
-// Returns the simpler backend that the rows of `backend` are held against; ATTENTION_AUTO: there is none, or it would
-// take more than an eighth of the free memory.
+// Returns the simpler backend to hold `backend` against; ATTENTION_AUTO: none, or it takes too much of the free memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
     char reason[128];
@@ -422,7 +404,6 @@ static enum attention_backend self_check_simpler(enum attention_backend backend,
     }
     return ATTENTION_AUTO;
 }
-// Returns the check of a backend for what this run asks of attention.
 static struct attention_check self_check_of(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     struct attention_check check;
@@ -464,9 +445,8 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless its verdict is known or no check is wanted. Returns false where any rank found
-// its backend wrong; refused[the wrong one] (ATTENTION_BACKENDS_COUNT) then has the reason, which stays as long as the
-// run. Every rank calls this, with another backend where GPUs differ.
+// Checks a backend on this GPU, unless the verdict is known or no check wanted. Returns false where any rank found its
+// backend wrong; refused[the wrong one] then has the reason, which stays. Every rank calls this, maybe with another.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
@@ -497,7 +477,6 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     return false;
 }
 
-// Prints the report's row on the last check, if one was made.
 static void self_check_report(const struct run *r) {
     const struct self_check *s = &r->self_check;
     const bool is_old = s->seconds == 0;
@@ -516,11 +495,8 @@ static void self_check_report(const struct run *r) {
 
 #else
 
-// Does nothing: the self-check is of a GPU.
 static void self_check_report(const struct run *r) {}
-// Returns true: the self-check is of a GPU.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
-// Does nothing: the self-check is of a GPU.
 static void self_check_save(struct run *r) {}
 
 #endif

@@ -30,7 +30,6 @@ struct measure_request {
 
 #define SELF_MEASURE_WORD FLOATX_NAME " measure "
 
-// Returns m->others as bits, of which bit i is backend i; 0: there are none.
 static int measure_mask(const struct measure_request *m) {
     int mask = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -73,13 +72,11 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 
 // ---- The child ----
 
-// The lines that a child prints: AT with a backend where its work begins, OUT with a backend and why it is not timed,
-// TOOK with a backend and milliseconds.
+// A child's lines: AT a backend where its work begins, OUT with why it is not timed, TOOK with milliseconds.
 #define SELF_MEASURE_AT "self-measure: at "
 #define SELF_MEASURE_OUT "self-measure: out "
 #define SELF_MEASURE_TOOK "self-measure: took "
 
-// Prints that a backend's work begins; ATTENTION_AUTO: work of no backend.
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
 // Writes to `reason` (size bytes) why a backend beside the choice by rule is not timed; empty where it is right.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
@@ -105,7 +102,6 @@ static void measure_judge(char *reason, size_t size, const struct measure_reques
         snprintf(reason, size, "failed the self-check: %.200s", text);
     }
 }
-// Times what a request asks for, in a child, and prints what it finds. Returns the exit status.
 static int measure_serve(const char *request) {
     struct measure_request m;
     struct attention_timing timing;
@@ -137,7 +133,6 @@ static int measure_serve(const char *request) {
     self_check_shut(&dev);
     return EXIT_SUCCESS;
 }
-// Serves a request of either kind, in a child. Returns the exit status.
 static int self_serve(const char *request) {
     return strncmp(request, SELF_MEASURE_WORD, strlen(SELF_MEASURE_WORD)) == 0 ? measure_serve(request)
                                                                                : self_check_serve(request);
@@ -164,9 +159,8 @@ static bool measure_line(struct self_verdict *verdict, const char *output, int b
     verdict->kind = SELF_CHECK_WRONG;
     return self_check_line(verdict->text, sizeof verdict->text, output, start);
 }
-// Starts a child for the request. Sets verdicts[backend] of each candidate: RIGHT with its time, WRONG with the reason
-// why it is not to be taken, UNKNOWN where the child did not come to it; of all others UNKNOWN. Writes why nothing was
-// measured to s->measured.missing, else "".
+// Starts a child for the request. Sets verdicts[backend] of each candidate: RIGHT with its time, WRONG with the reason,
+// UNKNOWN where the child did not come to it. s->measured.missing = why nothing was measured; "": it was.
 static void measure_ask(struct self_verdict *verdicts, struct self_check *s, const struct measure_request *m,
                         char *request) {
     enum { OUTPUT = 1 << 16 };
@@ -232,8 +226,7 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
     return !*s->measured.missing;
 }
 
-// Returns the milliseconds of a candidate on the slowest rank's GPU; 0: some rank can't take it, or has not timed it.
-// Every rank calls this.
+// Returns a candidate's milliseconds on the slowest rank; 0: not known of all ranks. Every rank calls this.
 static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
     const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
     const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
@@ -260,7 +253,6 @@ static bool measure_refuse(struct run *r, const struct self_verdict *verdict, en
     return true;
 }
 
-// Returns the request to time the backends that auto may take for this run beside `rule`, its choice.
 static struct measure_request measure_request_of(struct run *r, enum attention_backend rule,
                                                  const struct attention_demands *demands) {
     struct measure_request m;
@@ -284,9 +276,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times what --attention-backend auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is
-// not to be taken; NOTHING: leaves it. REFUSED: a candidate was refused before any was timed. Every rank calls this,
-// and all get one result.
+// Times what auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is not to be taken;
+// NOTHING: leaves it. REFUSED: a candidate was refused before any was timed. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -329,7 +320,6 @@ static void self_measure_forget(struct attention_demands *demands) {
             demands->refused[i] = NULL;
 }
 
-// Prints the report's row on the backends' times, or why none were measured.
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
     char text[320] = "", took[64];
@@ -348,14 +338,11 @@ static void self_measure_report(const struct run *r) {
 
 #else
 
-// Returns SELF_MEASURE_NOTHING: a CPU's backend is not measured.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     return SELF_MEASURE_NOTHING;
 }
-// Does nothing: a CPU's backend is not measured.
 static void self_measure_forget(struct attention_demands *demands) {}
-// Does nothing: a CPU's backend is not measured.
 static void self_measure_report(const struct run *r) {}
 
 #endif

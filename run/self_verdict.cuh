@@ -14,7 +14,6 @@ struct self_verdict {
     double seconds; // that the check took; 0: the verdict is known from before
     bool lasts;     // it is kept for later starts
 };
-// The times of attention's backends on the slowest rank's GPU.
 struct self_measured {
     double ms[ATTENTION_BACKENDS_COUNT];          // forward and backward of a layer; 0: not measured
     char left_out[ATTENTION_BACKENDS_COUNT][320]; // why a backend was not timed; "": it was, or may not be chosen

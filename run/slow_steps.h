@@ -1,5 +1,4 @@
-// Finds steps that take far longer than earlier ones. On a machine that others use too, or with a disk that does not
-// keep up, a run would get slow without a word.
+// Finds steps that take far longer than earlier ones, as on a machine or a disk that others use too.
 #pragma once
 #include "runtime/sort.h" // compare_doubles
 #include <stdlib.h>       // qsort
@@ -13,9 +12,8 @@ struct slow_steps {
     int silent_until; // the step before which nothing is said
 };
 
-// Records the time of a step. Returns the median of the recorded times where this one is more than three times as long
-// and is to be reported, else 0. Not reported are times below 200 ms, which anything delays, and more than one in a
-// hundred steps. *s is zeroed before the first.
+// Records the time of a step. Returns the recorded times' median where this time is over three times as long, else 0.
+// Not reported are times below 200 ms, and more than one in a hundred steps. *s is zeroed before the first.
 static inline double slow_steps_take(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;

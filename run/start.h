@@ -30,9 +30,8 @@ enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
-// Finds this process's rank and, except for a plan, opens the connections to the others, in *parallel, which
-// config->parallel then points to; NULL: one rank, or a plan. Only rank 0 keeps its stdout; every rank reports its own
-// errors. Ends the program where it can't.
+// Finds this process's rank and, except for a plan, connects the others, in *parallel and config->parallel; NULL: one
+// rank, or a plan. Only rank 0 keeps its stdout. Ends the program where it can't.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem =
@@ -75,9 +74,8 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // ---- from a checkpoint ----
 
-// Returns the value that an option had in the checkpoint's run, as text, in `text` or in the state. A newer option gets
-// its plain default, never a preset's value; newer options of projection biases get the value of --add-bias-linear,
-// which used to set both.
+// Returns the value that an option had in the checkpoint's run, in `text` or in the state. A newer option gets its
+// plain default; newer options of projection biases the value of --add-bias-linear, which used to set both.
 static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
     const bool bias = row == CONFIG_ROW(model.add_attention_proj_bias) || row == CONFIG_ROW(model.add_mlp_bias);
     const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
@@ -116,8 +114,7 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over what the checkpoint's run began with, for config.json, where this command line names nothing to begin with.
-// The base model of adapters is where the checkpoint's run found it.
+// Takes over what the checkpoint's run began with, for config.json, unless the command line names a beginning.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
     bool named = false;
@@ -130,15 +127,13 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
         config->checkpoints.init_from = text_copy(state->base_folder);
 }
 
-// Returns the row of the option that says the same as this row's in another unit, else the row itself: what this
-// command line gives replaces what a checkpoint has of the other one.
+// Returns the row of the option that says the same in another unit, else the row itself: what is given replaces both.
 static int start_rival_of(int row) {
     const int steps = CONFIG_ROW(training.train_steps), epochs = CONFIG_ROW(training.train_epochs);
     return row == steps ? epochs : row == epochs ? steps : row;
 }
-// Takes over from the checkpoint, except what this command line gives: the options given to its run (not
-// CONFIG_THIS_START), what that run chose by itself, and all options that a resumed run can't change. Ends the program
-// where the checkpoint has an unknown option.
+// Takes over from the checkpoint, except what is given here: the options given to its run (not CONFIG_THIS_START), what
+// it chose, and what a resumed run can't change. Ends the program for an unknown option.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -172,7 +167,6 @@ static void start_take_options(struct config *config, const struct trainer_state
     config_drop_unused_fp8(config, by_user);
 }
 
-// Whether the checkpoint's run trained in FP8 by delayed scales.
 static bool start_had_delayed_scales(const struct trainer_state *state) {
     char format[OPTION_TEXT], recipe[OPTION_TEXT];
     return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
@@ -215,9 +209,8 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Finds the checkpoint of --resume, sets config->checkpoint and takes over the checkpoint's options. `auto` may find
-// none; else a missing or damaged one ends the program. Only rank 0 verifies, which reads every byte. Every rank calls
-// this.
+// Finds the checkpoint of --resume, sets config->checkpoint and takes over its options. Except for `auto` a missing or
+// damaged one ends the program. Only rank 0 verifies. Every rank calls this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -307,8 +300,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets the options of a model. An option that the user gave too must have the same value, or the program ends, unless
-// it is one that may extend the model: then the user's stays.
+// Sets the options of a model. What the user gave must be equal, or the program ends, unless it may extend the model.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -352,8 +344,7 @@ static void start_from_model(struct config *config) {
     }
 }
 
-// Takes over, except what is given, what finetuning shards ask for, where the run's data are such: the length of their
-// rows, and that examples packed into a row neither see each other nor share positions.
+// Takes over, except what is given, the length of finetuning shards' rows, and that examples in a row are separate.
 static void start_take_rows(struct config *config) {
     const char *const patterns = config_trains(config) ? config->data.train_data : config->data.val_data;
     char path[PATH_MAX];

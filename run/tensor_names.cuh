@@ -1,16 +1,13 @@
 // Which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not.
 //
-// huggingface_tensors_of has a list for each architecture of Hugging Face, in the order of the file; a model of
-// ARCHITECTURE_OURS has the tensors of the parameters' table under their own names, without a list. A parameter that a
-// list lacks would be missing from every checkpoint, so each list is checked against the table when a run starts.
-// Where the check fails, either add a tensor to the list, or let no architecture fit models with that parameter
-// (formats/huggingface.h).
+// huggingface_tensors_of has a list for each architecture, in the order of the file (transformers'
+// models/*/modeling_*.py); a model of ARCHITECTURE_OURS has the parameters' table under its own names. Each list is
+// checked against the table when a run starts, as a parameter that it lacks would be missing from checkpoints: add it
+// to the list, or let no architecture fit models with that parameter (formats/huggingface.h).
 //
 // RoPE rotates pairs of elements that lie half a head apart. Where a model rotates only the first R elements of a head,
 // its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back when they are
 // written, so that the R / 2 pairs that are rotated are the head's first.
-//
-// Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once
 #include "formats/huggingface.h"   // enum architecture
 #include "model/parameters.cuh"    // struct parameters, struct tensor
@@ -19,7 +16,6 @@
 #include <stdlib.h>                // realloc, free
 #include <string.h>                // memcpy, memset
 
-// One tensor of model.safetensors.
 struct huggingface_tensor {
     char name[96];
     const struct tensor *ours;             // the parameter whose values it holds; NULL: zeros
@@ -36,8 +32,7 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns the element of our head of D that a file has as element d, where RoPE rotates only the first R. We keep the
-// rotated elements as the head's first R / 2 pairs, (i, i + D / 2).
+// Returns our element for a file's element d of a head of D, where RoPE rotates the first R: as the first R / 2 pairs.
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
@@ -59,7 +54,6 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         return ours;
     return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
 }
-// Whether the tensor is not a run of the parameter's elements in their order.
 static bool huggingface_is_rearranged(const struct huggingface_tensor *t) {
     return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
 }
@@ -121,12 +115,10 @@ static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enu
     if (bias == PARAM_QKV_B)
         huggingface_repeat_heads(t, &b->shape->layer);
 }
-// Adds the output layer's weight, where it is not tied to the embedding's.
 static void huggingface_add_head(struct huggingface_builder *b, const char *name) {
     if (!b->shape->tied)
         huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", name);
 }
-// Lists the tensors of GPT-2.
 static void huggingface_list_gpt2(struct huggingface_builder *b) {
     static const char prefix[] = "transformer.h.";
     const struct layer_shape *s = &b->shape->layer;
@@ -152,7 +144,6 @@ static void huggingface_turn_heads(struct huggingface_tensor *t, const struct hu
     t->rotary_dims = b->rotary_dims;
     t->turned_rows = b->rotary_dims < t->head_dim ? rows : 0;
 }
-// Adds a norm's weight or bias, where the model has it.
 static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum parameter id, const char *name) {
     const struct tensor *ours = parameters_find(b->table, layer, id);
     if (!ours)
@@ -215,7 +206,6 @@ static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
     huggingface_add_head(b, "lm_head.weight");
 }
-// Lists the tensors of GPT-NeoX.
 static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
     const struct layer_shape *s = &b->shape->layer;
     b->layers = "gpt_neox.layers.";
@@ -313,13 +303,11 @@ static void huggingface_tensors_free(struct huggingface_tensors *tensors) {
     memset(tensors, 0, sizeof *tensors);
 }
 
-// The number of elements of the tensor.
 static int64_t huggingface_count(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out (n, cols) = rows [first, first + n) of the tensor; `ours` (the parameter's rows, cols) holds the values of the
-// whole parameter, and is not read where t->ours is NULL, whose values are 0.
+// out (n, cols) = rows [first, first + n) of the tensor, of `ours`, the whole parameter; 0 where t->ours is NULL.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {

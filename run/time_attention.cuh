@@ -1,10 +1,8 @@
-// The time that backends of attention take on this GPU, forward and backward of one layer at a run's own shape:
-// launched in turn, so that the GPU's clocks favor none.
+// The time of attention's backends, forward and backward of a layer, launched in turn, so that clocks favor none.
 #pragma once
 #include "model/timeline.cuh"      // seconds_now
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
 
-// The inputs and results of time_attention.
 struct attention_timing {
     struct attention_shape shape; // without tables: the causal mask only
     bool rotary, any_order;       // as attention_backward_options has them
@@ -12,7 +10,6 @@ struct attention_timing {
     double seconds[ATTENTION_BACKENDS_COUNT]; // of forward and backward, the least of all rounds
 };
 
-// The operands on the device.
 struct timed_attention {
     floatX *qkv, *dqkv, *out, *dout;
     float *rotary; // (T, D); NULL: none
@@ -33,7 +30,6 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
             judge_raise_sizes(&a->saved_bytes, &a->workspace_bytes, (enum attention_backend)i, s, timing->any_order,
                               dev);
 }
-// The number of bytes that all operands take together.
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
@@ -51,8 +47,7 @@ static floatX *timed_numbers(size_t bytes, struct device *dev) {
     free(block);
     return numbers;
 }
-// Returns RoPE's cosines and sines in the device's memory, (T, D) in `bytes`, which device_free frees. Waits for the
-// device.
+// Returns RoPE's table (T, D), in `bytes` of the device's memory, for device_free. Waits for the device.
 static float *timed_rotary(const struct attention_timing *timing, size_t bytes, struct device *dev) {
     float *const host = judge_rotary(&timing->shape, bytes), *const rotary = (float *)judge_upload(host, bytes, dev);
     free(host);
@@ -104,9 +99,8 @@ static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
 // Times the candidates and sets timing->seconds, with as many sequences as fit into most_bytes and most_flops, to which
-// timing->shape is lowered. One sequence that exceeds most_flops is shortened, by halves that are whole tiles: else it
-// may take half a minute. `begins` is called before a backend's work is enqueued: who looks for the culprit of a fault
-// must know whose work it was.
+// timing->shape is lowered; a single one beyond most_flops is shortened: else it may take half a minute. `begins` is
+// called before a backend's work is enqueued, so that a fault has a culprit.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };
@@ -125,7 +119,6 @@ static void time_attention(struct attention_timing *timing, size_t most_bytes,
         for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
             if (timing->candidates[i]) {
                 begins((enum attention_backend)i);
-                // the first round loads the kernels
                 const int launches = round == 0 || timing->seconds[i] > long_seconds ? 1 : LAUNCHES;
                 const double seconds = timed_launches(&a, timing, (enum attention_backend)i, launches, dev);
                 if (round < 2 || seconds < timing->seconds[i])

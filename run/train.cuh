@@ -1,5 +1,4 @@
-// The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
-// and checks the replicas where due.
+// The training loop: enqueues steps, waits for their results, and validates, samples and saves between them.
 #pragma once
 #include "run/check_graphs.cuh"   // check_graphs
 #include "run/eval_tasks.cuh"     // score_tasks
@@ -52,7 +51,6 @@ static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_end(r->device_watch);
 }
 
-// The number of steps that are enqueued and whose results are not known yet.
 static int steps_in_flight(const struct run *r) { return r->enqueued - r->finished; }
 
 // ---- the results of a step ----
@@ -91,8 +89,7 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Sets the log entry's model flops utilization of one rank, at its tokens per second. The peak is the start's: a peak
-// that steps could raise would call the fastest step 100 %.
+// Sets the entry's MFU of one rank. A peak that steps could raise would call the fastest step 100 %: it is the start's.
 static void measure_utilization(const struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
@@ -192,15 +189,13 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total` (0: not so).
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step,
-// which may be --early-stop's.
+// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step of all.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return r->tasks && (done == c->training.train_steps || stops_early(r) ||
                         due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
-// Whether a validation, scores of tasks or samples are due after step `done`.
 static bool evaluation_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return (r->val && due(c->evaluation.val_every, done, c->training.train_steps)) || tasks_due(r, done) ||
@@ -242,24 +237,20 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (checkpoint_thread_done(&r->saver.thread))
         finish_save(r);
 }
-// Waits for the oldest step in flight, logs it, and evaluates where due.
 static void finish_and_log_step(struct run *r) {
     struct log_step entry;
     const bool updated = finish_step(r, &entry);
     log_finished_step(r, &entry, updated);
 }
 
-// Whether a checkpoint is due after the last enqueued step.
 static bool save_due(const struct run *r) {
     return due(r->config->checkpoints.checkpoint_every, r->enqueued, r->config->training.train_steps) ||
            r->save_wanted || r->stopped || stops_early(r);
 }
-// Whether several ranks' replicas are to be compared after the last enqueued step.
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether the step in flight must finish before the next one is enqueued: its parameters are needed in between, or the
-// device does not run ahead.
+// Whether the step in flight must finish before the next one: its parameters are needed, or the device can't run ahead.
 static bool must_finish_now(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;

@@ -1,9 +1,8 @@
 // The choice of the matrix products' algorithms before the first step, and the file that keeps it.
 //
-// Rank 0 chooses for all ranks, so that their bits are the same. It takes the choices of a file, from the checkpoint
-// that the run goes on from or from the folder of --out, and times the products that the file lacks: products of a
-// training step and of a validation in it. Products of --generate, --eval-only and samples are left to the library's
-// heuristics.
+// Rank 0 chooses for all ranks, so that their bits are the same. It takes the choices of a file, from the checkpoint or
+// from --out, and times what the file lacks of the products of training and validation. Others are left to the
+// library's heuristics.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 #ifdef TARGET_CUDA
@@ -35,7 +34,6 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof((struct matmul_algorithm *)
 
 // ---- Choices to and from the file's form ----
 
-// Returns a row of the file as a choice.
 static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     struct matmul_choice choice;
     memcpy(&choice.key, row->key, sizeof choice.key);
@@ -54,15 +52,13 @@ static void tune_describe_machine(struct matmul_algorithms *algorithms, const st
     algorithms->multiprocessors = properties.multiProcessorCount;
     snprintf(algorithms->gpu, sizeof algorithms->gpu, "%s", properties.name);
 }
-// Returns an empty list, never NULL, which the caller frees.
 static struct matmul_algorithms *tune_allocate(void) {
     struct matmul_algorithms *algorithms = (struct matmul_algorithms *)calloc(1, sizeof *algorithms);
     if (!algorithms)
         fail("out of memory");
     return algorithms;
 }
-// Returns the file's text (*bytes), which the caller frees: the choices that are kept and, as far as there is room, the
-// rows of `others`.
+// Returns the file's text (*bytes), for the caller to free: the choices and, as far as there is room, rows of `others`.
 static char *tune_text(const struct matmul_library *library, const struct matmul_algorithms *others,
                        const struct device *dev, size_t *bytes) {
     struct matmul_algorithms *algorithms = tune_allocate();
@@ -138,8 +134,7 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Fills the activations, free before the first step, with noise, and sets FP8's scales, which are not set yet. tune_end
-// frees the noise.
+// Fills the activations, before the first step, with noise, which tune_end frees, and sets FP8's scales.
 static struct matmul_noise tune_begin(struct run *r) {
     const struct arenas *arenas = &r->model->timeline.arenas;
     fp8_set_inverses(&r->model->fp8, 1, &r->dev); // with 0 all results would be 0, and tell nothing
@@ -203,8 +198,7 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
     if (unproven > 0)
         text_add(r->tuning, size, "; %d by the heuristics' first, since no algorithm could be proven", unproven);
 }
-// Writes a file under a temporary name and renames it, so that a full disk or a kill leaves the old one. Returns an
-// errno, or 0.
+// Replaces a file at once, so that a full disk or a kill leaves the old one. Returns an errno, or 0.
 static int tune_replace_file(const char *path, const char *text, size_t bytes) {
     char temporary[PATH_MAX];
     int problem = 0;
@@ -302,7 +296,6 @@ static void tune_matmuls(struct run *r) {
 
 #else
 
-// Does nothing: a CPU's backends are chosen by a table.
 static void tune_matmuls(struct run *r) {}
 
 #endif

@@ -5,7 +5,6 @@
 #include <stdio.h>         // printf
 #include <string.h>        // strcmp
 
-// Prints a note on each option that was given, has not its default, and is not used by this run.
 static void report_unused_options(const struct config *c) {
     const struct config *const asked = c->asked ? c->asked : c; // before auto's choice took its place
     const bool samples = c->evaluation.sample_every > 0 || *c->evaluation.generate != '\0' || c->evaluation.chat;

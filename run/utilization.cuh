@@ -13,7 +13,6 @@
 struct flops_per_token {
     double done, palm;
 };
-// Flops per token of one layer's forward.
 struct layer_flops {
     double matmuls, attention;
 };
@@ -36,7 +35,6 @@ static double head_flops(const struct gpt *m, bool padded) {
     }
     return flops;
 }
-// Returns the flops that a token costs in forward and backward, by both measures.
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     const struct layer_flops layer = layer_flops_of(s);
@@ -58,7 +56,6 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     return flops;
 }
 
-// The number of bytes of the operands and the workspace of a square matmul of size n.
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
@@ -75,11 +72,10 @@ static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct 
     }
     host_free(noise);
 }
-// Measures and returns the rate, in flop/s, of the largest square matmul that fits `bytes` of device memory, which are
-// overwritten: the peak for MFU where the hardware's own is not known, as on every CPU; 0: too small to tell. The
-// result is a lower bound of the peak: other work may have slowed the matmul, little memory allows only a small one,
-// and attention's kernels may be faster where bf16 matmuls convert their operands. The operands are noise, since zeros
-// multiply faster.
+// Measures and returns the flop/s of the largest square matmul that fits `bytes` of device memory, which are
+// overwritten: the peak for MFU where no data sheet has it; 0: too small to tell. A lower bound: other work may have
+// slowed the matmul, little memory allows only a small one, attention may be faster than bf16 matmuls. Noise, as zeros
+// are faster.
 static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct device *dev) {
     int n = DEVICE_PEAK_MATMUL;
     while (n > 128 && measured_matmul_bytes(n, dev) > bytes)

@@ -4,17 +4,15 @@
 #include "run/ranks.cuh"          // share_losses, grant_request
 #include "run/run.cuh"            // struct run
 
-// The number of batches of --micro-batch-size that validation takes, of all ranks together: at most --val-steps. What
-// does not fill a batch is left out, except of examples to finetune on and where samples are fewer than one batch: the
-// last batch then has rows beyond the last sample.
+// The number of batches that validation takes, of all ranks together: at most --val-steps. What fills no batch is left
+// out, except of finetuning examples, and where there is less than one batch.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads the next batch of the validation data, the `number`th of all from 0 on, into r's memory, as read_batch does. In
-// rows beyond the last sample no target counts.
+// Reads the next batch, `number` from 0 on, of the validation data. Rows beyond the last sample have no targets.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -95,8 +93,7 @@ static bool validate_step(struct run *r, int done, double *loss) {
     return true;
 }
 
-// Repeats and logs the validation that a signal broke off before the checkpoint that the run resumes from, if one was.
-// Every rank calls this.
+// Repeats and logs the validation that a signal broke off before the checkpoint, if one was. Every rank calls this.
 static void repeat_validation(struct run *r) {
     double loss;
     if (!r->validation_due || !r->val)
@@ -113,8 +110,7 @@ static void repeat_validation(struct run *r) {
                   r->best_val_step == r->finished ? ", the best so far" : "");
     }
 }
-// Makes the checkpoint that the run goes on from the best one, with --save-best, where it is: the validation has just
-// been repeated, or the run that wrote the checkpoint was killed before.
+// Makes the run's checkpoint the best, with --save-best, where repeated validation or a kill has left that undone.
 static void mend_best(struct run *r) {
     const struct config *c = r->config;
     if (c->rank == 0 && c->checkpoints.save_best && *c->checkpoint && !isnan(r->best_val_loss) &&
@@ -122,8 +118,7 @@ static void mend_best(struct run *r) {
         saver_mend_best(&r->saver, r->finished);
 }
 
-// Validates and prints the loss, for --eval-only. Returns the exit status; ends the program where the loss is not
-// finite. Every rank calls this.
+// Validates and prints the loss. Returns the exit status; ends the program where it is not finite. All ranks call this.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

@@ -5,8 +5,6 @@
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // printf
 
-// Prints a row for each level of the cpu engines: its name, and the instruction sets beyond the architecture's first
-// that the level is compiled for.
 static void version_levels(void) {
     char text[512];
     for (int i = 0; i < NUM_LEVELS; i++) {
@@ -15,8 +13,7 @@ static void version_levels(void) {
     }
 }
 
-// Prints the commit, which ends the line of the version, and all rows of --version except those for the cuda target's
-// libraries.
+// Prints the commit, which ends the version's line, and all rows of --version but the cuda target's libraries.
 static void version_print(void) {
     printf(" (commit %s)\n", build_commit);
 #ifdef __clang__
