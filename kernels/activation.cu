@@ -13,13 +13,11 @@
 // checks the instructions per element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
 enum { ACTIVATION_THREADS = 256 };
 
-// Returns the first element, or column, of this thread's pack.
 DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
 // Loads a pack in fp32: in one access where WHOLE, else its first `count` elements at any alignment, the others 0.
 template <bool WHOLE> DEVICE_FUNCTION struct packed_floats activation_load(const floatX *from, int64_t count) {
     return packed_to_floats(WHOLE ? packed_load(from) : packed_load_some(from, count));
 }
-// Stores a pack: in one access where WHOLE, else its first `count` elements at any alignment.
 template <bool WHOLE> DEVICE_FUNCTION void activation_store(floatX *to, const struct packed &value, int64_t count) {
     if (WHOLE)
         packed_store(to, value);
@@ -43,20 +41,16 @@ enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK 
 // Five blocks a multiprocessor, each thread with two loads in flight, have 5 MB in flight on an H200. Left to itself
 // ptxas takes six, and registers for one load at a time.
 #define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
-// Returns the grid of backward with sums of columns: x chunks of ACTIVATION_BIAS_ROWS rows, y strips of columns.
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
 }
-// Returns the shared memory of backward with sums of columns: the sums', then an amax's.
 static inline size_t activation_bias_shared_bytes(void) {
     return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
 }
-// Returns the number of the row after the last one of the block's chunk.
 DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) {
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;
 }
-// Does activation_bias_sums, a chunk of rows and a strip of columns a block.
 template <bool WHOLE>
 static __global__ void activation_bias_sums_kernel(float *partial, const floatX *din, int64_t N, int F) {
     const int64_t end = activation_bias_end(N);
@@ -154,7 +148,6 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, s
 // Returns the block's row, which grid.x blocks share: the grid's second and third dimensions count rows.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
 
-// Returns the grid in which activation_row_number counts N rows, of F columns.
 static inline dim3 activation_grid(int64_t N, int F) {
     const unsigned rows = 32768; // the grid's second dimension ends at 65535
     return dim3(blocks_for(F, ACTIVATION_THREADS * PACK), N < rows ? (unsigned)N : rows, blocks_for(N, rows));

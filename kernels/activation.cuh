@@ -29,16 +29,13 @@ typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F,
 typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up, int64_t N,
                             int F, uint32_t *amax, struct device *dev);
 
-// Rows of a chunk of bias_partial: its sums are 2 % of what backward moves, and 16,384 rows of 3072 make three waves of
-// blocks on an H200.
+// Rows of a chunk of bias_partial: its sums are 2 % of backward's bytes; 16,384 rows of 3072 make 3 waves on an H200.
 enum { ACTIVATION_BIAS_ROWS = 64 };
-// The number of chunks of N rows that bias_partial has sums of.
 static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
 __BEGIN_DECLS
-// Writes the bias_partial (activation_bias_chunks(N), width) that backward would, to the bit, from a din (N, width) in
-// memory. bias_partial NULL: does nothing.
+// Writes to bias_partial what backward would, to the bit, from a din (N, width) in memory. bias_partial NULL: nothing.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev);
 
 // A row for each activation: POINTWISE(NAME) or GATED(NAME, f). kernels/activation_fp8.cuh takes the same rows.

@@ -59,7 +59,6 @@ struct gated_eight {
     struct fp8_eight dout, gate, up;
 };
 
-// Rounds eight values to floatX, as packed_from_floats does for the op without FP8.
 DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_COLUMNS]) {
     struct fp8_eight result;
 #pragma unroll
@@ -160,8 +159,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts all outputs of the source, each (N, F), beside each other into one matrix: by a delayed scale, else by their
-// amax, which is taken first. Merges the amax into to.scale->amax in both cases.
+// Casts all outputs of the source, each (N, F), into one matrix, and merges the amax, as on the cuda target.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

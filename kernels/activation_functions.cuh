@@ -21,19 +21,16 @@
 #include "kernels/ptx.cuh"         // exp2_approx, reciprocal_approx
 #include "kernels/vector_math.cuh" // vector_expf
 
-// logistic(x) = 1 / (1 + e^-x)
 DEVICE_FUNCTION float logistic(float x) {
     if (sizeof(floatX) == 2)
         return reciprocal_approx(1.0f + exp2_approx(-LOG2E * x));
     return 1.0f / (1.0f + vector_expf(-x));
 }
 
-// The factor and the derivative of f(x) = x s(x), at one x.
 struct gate_gradient {
     float s, derivative; // s(x), f'(x)
 };
 
-// silu(x) = x sigma(x)
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
 // Returns s = sigma(x) and silu'(x) = s + x s (1 - s). x counts up to 64, from where on s (1 - s) < 2^-92: an s that
 // the approximate reciprocal leaves a unit in the last place beside 1 would give 2^-23, times any x.
@@ -68,7 +65,6 @@ DEVICE_FUNCTION float gelu_derivative(float x) { return gelu_gradient(x).derivat
 struct normal_tail {
     float z, below, e; // |x|, but no more than 16; Phi(-z); e^(-z^2 / 2)
 };
-// Returns the tail of the normal distribution beyond |x|, with the precision that bf16 needs.
 DEVICE_FUNCTION struct normal_tail normal_tail_of(float x) {
     struct normal_tail tail;
     tail.z = fabsf(x) > 16 ? 16 : fabsf(x); // NaN stays NaN
@@ -81,7 +77,6 @@ DEVICE_FUNCTION struct normal_tail normal_tail_of(float x) {
     tail.below = p * t * tail.e;
     return tail;
 }
-// Returns x Phi(x): in fp32 by erfc, in bf16 by normal_tail_of.
 DEVICE_FUNCTION float gelu_erf(float x) {
     if (sizeof(floatX) != 2)
         return 0.5f * x * erfcf(-0.7071067812f * x);
@@ -121,7 +116,6 @@ ALWAYS_INLINE void vecs_gelu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
     vecs_logistic(s);
     EACH_VEC derivative[i] = s[i] + x[i] * s[i] * (1.0f - s[i]) * 1.5957691216f * (1.0f + 0.134145f * (x[i] * x[i]));
 }
-// x[i] <- gelu'(x[i])
 ALWAYS_INLINE void vecs_gelu_derivative(vec x[FLOATX_VECS]) {
     vec s[FLOATX_VECS];
     vecs_gelu_gradient(s, x, x);
@@ -188,7 +182,6 @@ ALWAYS_INLINE void vecs_squared_relu(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = vec_max(vec_set(0.0f), x[i]);
     EACH_VEC x[i] = x[i] * x[i];
 }
-// x[i] <- 2 max(x[i], 0)
 ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = 2.0f * vec_max(vec_set(0.0f), x[i]);
 }

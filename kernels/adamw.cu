@@ -17,10 +17,9 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// Updates the first `count` of elements [at, at + 4) of the range, fewer where their tensor ends, and sets *index to
-// the tensor's row: a warp, all of whose lanes call, has one block of one tensor. Returns the largest fp8_magnitude of
-// the four parameters, or without AMAX 0. Loads come first: waiting for `check` or for the tensor's row before would
-// double the time in which a thread has nothing under way.
+// Updates the first `count` of elements [at, at + 4), fewer where their tensor ends; *index = the tensor's row. All
+// lanes of a warp, which has one block of one tensor, call. Returns the four's largest fp8_magnitude, or without AMAX
+// 0. Loads come first: waiting for `check` or the row would double a thread's idle time.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,
@@ -92,8 +91,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part in one loop, compiled for each `split` (whether there is a remainder) and `narrow`: a second loop over
-// the part, though the nearest cache holds it, costs a fifth of the time.
+// Updates a part in one loop, compiled for each `split` (a remainder) and `narrow`: a second costs a fifth more time.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
@@ -119,8 +117,7 @@ ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_fa
         }
     }
 }
-// Updates elements [at, at + count) of the range, of one tensor, whose f and rounding are given. `at` is a multiple of
-// STATE_BLOCK, count at most FLAT_PART.
+// Updates elements [at, at + count), of one tensor. `at`: a multiple of STATE_BLOCK; count: at most FLAT_PART.
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];

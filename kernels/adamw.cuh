@@ -12,8 +12,7 @@ struct adamw {
     uint64_t seed;    // of stochastic rounding
 };
 
-// A range of the flat buffers, of any number of tensors. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and
-// FORMAT_8BIT_ROOT (v).
+// A range of the flat buffers, of any tensors. Moments: FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and _ROOT (v).
 struct adamw_range {
     floatX *params;      // (n)
     uint16_t *remainder; // (n) FORMAT_REMAINDER, only in bf16 builds; NULL: none
@@ -89,17 +88,14 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.first = 0;
     return rounding;
 }
-// Returns a tensor's factors, f being the step's: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
     f.step_size *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-// Whether parameters are rounded stochastically: bf16 ones without a remainder.
 HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }
-// Whether an update needs random numbers: for parameters, or a bf16 v.
 HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
     return adamw_rounds_params(r) || r->v_format == FORMAT_BF16;
 }

@@ -8,7 +8,6 @@
 #include "kernels/ptx.cuh"     // store_shared_word, load_shared_word
 
 HOST_DEVICE uint32_t amax_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-// Returns the larger of `largest` and x's fp8_magnitude.
 HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(largest, fp8_magnitude(to_float(x))); }
 
 #ifdef TARGET_CUDA
@@ -43,8 +42,7 @@ DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t
 
 #else
 
-// Returns the largest fp8_magnitude in x (n). An op calls this for the part that was just stored, which the nearest
-// cache still holds: the op's own loops stay as they are without an amax.
+// Returns the largest fp8_magnitude in x (n): an op's part that the nearest cache still holds, after its own loops.
 static inline uint32_t amax_elements(const floatX *x, int64_t n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)

@@ -25,7 +25,6 @@ static inline void amx_load(int tile, const void *base, size_t stride_bytes) {
     for (int r = 0; r < 16; r++)
         memcpy(amx_tiles[tile].as.f[r], (const char *)base + (size_t)r * stride_bytes, 64);
 }
-// Stores a tile as 16 rows of 64 bytes, `stride_bytes` apart.
 static inline void amx_store(int tile, void *base, size_t stride_bytes) {
     for (int r = 0; r < 16; r++)
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
@@ -70,7 +69,6 @@ static inline void amx_begin(void) {
     }
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
-// Releases this thread's tiles.
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
 // Own asm: the loads of gcc's intrinsics don't say that they read memory, so gcc may move a store after a later load.
 #define AMX_TILE(tile) "%%tmm" #tile

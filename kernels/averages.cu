@@ -16,7 +16,6 @@ DEVICE_FUNCTION four<float> parameters_four(const struct averages_range &r, int6
         value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     return value;
 }
-// Does averages_update, four elements a thread. rest: 1 - decay.
 static __global__ void averages_update_kernel(struct averages_range r, float decay, float rest,
                                               const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -33,7 +32,6 @@ void averages_update(struct averages_range r, float decay, const struct gradient
         LAUNCH(dev, averages_update_kernel, blocks_for(r.n, 4 * FLAT_THREADS), FLAT_THREADS, 0, r, decay,
                (float)(1 - (double)decay), check);
 }
-// Does averages_swap, four elements a thread.
 static __global__ void averages_swap_kernel(struct averages_range r) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
@@ -56,7 +54,6 @@ void averages_swap(struct averages_range r, struct device *dev) {
 
 #else
 
-// Returns parameter i in fp32, with its remainder where there is one.
 static inline float parameter_value(const struct averages_range *r, int64_t i) {
     return r->remainder ? parameter_joined(r->params[i], r->remainder[i]) : to_float(r->params[i]);
 }

@@ -1,5 +1,4 @@
-// Blocks of 32 x 32 on the CPU: packed operands, and their product, of which attention is made.
-// kernels/matmul/tiles.cuh takes the bf16 blocks and block_product_dot too.
+// Blocks of 32 x 32 on the CPU: packed operands, and their product, for attention and kernels/matmul/tiles.cuh.
 //
 // An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
 // row-major in both layouts. A right operand (B) is row-major in fp32; in bf16 it is two VNNI tiles of words, columns 0
@@ -33,7 +32,6 @@ enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 // UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
 enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
 
-// Returns the fastest unit that this CPU has for products of floatX.
 static inline enum block_unit blocks_unit(void) {
     if (sizeof(floatX) != sizeof(bf16))
         return UNIT_FP32;
@@ -52,24 +50,20 @@ static inline void blocks_begin(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_begin();
 }
-// Ends what blocks_begin began in this thread.
 static inline void blocks_end(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_end();
 }
 
-// Returns the bytes of a block of 32 x 32.
 static inline size_t block_bytes(enum block_layout layout) {
     return BLOCK_ELEMENTS * (layout == LAYOUT_BF16 ? sizeof(bf16) : sizeof(float));
 }
-// Returns the address of block i of an operand, whose first block is at `blocks`.
 static inline void *block_at(enum block_layout layout, const void *blocks, int64_t i) {
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
 // C (32 x 32) = the sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32), or +=
-// where `accumulate`; steps count blocks.
-// 8 x 32 sums stay in registers (4 x 16 without AVX-512): 16 independent chains hide the latency of two FMA units.
+// where `accumulate`; steps count blocks. 8 x 32 sums in registers, 16 chains, hide the latency of two FMA units.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
     enum { ROWS = LANES == 16 ? 8 : 4, VECS = 2, COLUMNS = VECS * LANES };
@@ -102,8 +96,7 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
 #define UNIT_DOT_NAME "NEON bf16 mmla"
 // Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2,
-// twice the work of BFDOT. Operands are two rows of A, or two columns of B, one after the other. A is put in that order
-// once: left[step][k / 4][row / 2].
+// twice the work of BFDOT, on pairs of A's rows and B's columns. A is put in order once: left[step][k / 4][row / 2].
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
@@ -240,7 +233,6 @@ static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a,
     amx_store(2, c10, ROW_BYTES);
     amx_store(3, c11, ROW_BYTES);
 }
-// Returns the name of the unit that blocks_unit chooses.
 static inline const char *blocks_describe(void) {
     switch (blocks_unit()) {
     case UNIT_AMX: return "AMX bf16";
@@ -271,8 +263,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n elements, BLOCK at most, to a block's row of the layout. With a constant n, as for full rows, which are the
-// rule, the compiler makes straight lines of vectors.
+// Copies n elements, BLOCK at most, to a block's row of the layout; a constant n makes straight lines of vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -287,14 +278,12 @@ ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, i
     for (int i = 0; i < n; i++)
         out[i] = to_floatX(factor * row[i]);
 }
-// Copies as row_load_some does, a full row by code of its own.
 ALWAYS_INLINE void row_load(const enum block_layout layout, void *row, const floatX *in, int n) {
     if (n == BLOCK)
         row_load_some(layout, row, in, BLOCK);
     else
         row_load_some(layout, row, in, n);
 }
-// Stores as row_store_some does, a full row by code of its own.
 ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n) {
     if (n == BLOCK)
         row_store_some(out, row, factor, BLOCK);

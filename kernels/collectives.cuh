@@ -1,5 +1,4 @@
-// Collectives between the ranks, on memory of the device, as the model sees them: asynchronous, so that the device
-// computes while one is in flight.
+// Collectives between the ranks, on memory of the device: asynchronous, so that the device computes meanwhile.
 //
 //   cpu target                the work thread moves the data (runtime/net/host_collectives.h)
 //   cuda, COLLECTIVES_NCCL    NCCL on a stream of its own (kernels/collectives_nccl.cuh)
@@ -7,8 +6,8 @@
 //
 // A collective begins when all work that was enqueued on the device before it is done. Until collective_wait nobody
 // else may touch its buffers. Every rank begins the same collectives in the same order, none while a graph is recorded,
-// and none at all where there is one rank. Work that is recorded in segments is cut where a collective begins and at
-// each collective_wait, also of a collective that is done.
+// and none at all where there is one rank. Recorded segments are cut where a collective begins and at each
+// collective_wait.
 #pragma once
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device
@@ -66,11 +65,9 @@ static void collective_wait(struct collectives *c, uint64_t ticket, struct devic
 // *waited_s in which the device waited for them. Some may be of a step that is enqueued already.
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s);
 
-// Returns the bytes that a rank sends in a collective, (ranks - 1) shards, by the direct algorithm or by the ring.
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
 }
-// Returns the bytes of the messages of sends (count) that go to other ranks.
 static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, const struct exchange_message *sends,
                                            int count) {
     uint64_t bytes = 0;
@@ -78,12 +75,10 @@ static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, cons
         bytes += sends[i].rank == parallel->launch.rank ? 0 : sends[i].bytes;
     return bytes;
 }
-// Returns the bytes that a rank sends in a reduce-scatter. shard: elements; bf16: they travel as bf16, else fp32.
 static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel, int64_t shard, bool bf16) {
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
 
-// Returns collectives_scratch_bytes of a GPU: for NCCL's rounding to bf16. COLLECTIVES_HOST's scratch is the host's.
 static inline size_t gpu_collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind,
                                                    bool wire_bf16) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_shard * (size_t)ranks * sizeof(bf16) : 0;
@@ -144,7 +139,6 @@ static void collectives_close(struct collectives *c, struct device *dev) {
 // Collectives through the staging memory are synchronous: collective_wait finds them done. Their last copy reads the
 // staging memory after they return; the next collective's download waits for it on the device's stream.
 
-// Does collective_reduce_scatter by way of the staging memory; returns when it is done.
 static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t shard,
                                   const char *name, struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -158,7 +152,6 @@ static void staged_reduce_scatter(struct collectives *c, float *out, const float
     c->staged_s += deadline_clock_s() - begin_s;
     control_collective_done(c->parallel->control);
 }
-// Does collective_all_gather by way of the staging memory; returns when it is done.
 static void staged_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                               struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
@@ -301,7 +294,6 @@ struct reduce_scatter_job {
     void *scratch;
     struct exchange *exchange;
 };
-// Runs a struct reduce_scatter_job, on the work thread.
 static void reduce_scatter_run(void *arguments) {
     const struct reduce_scatter_job *job = (const struct reduce_scatter_job *)arguments;
     host_reduce_scatter(job->out, job->buffer, job->shard, job->bf16, job->scratch, job->exchange);
@@ -319,7 +311,6 @@ struct all_gather_job {
     size_t bytes;
     struct exchange *exchange;
 };
-// Runs a struct all_gather_job, on the work thread.
 static void all_gather_run(void *arguments) {
     const struct all_gather_job *job = (const struct all_gather_job *)arguments;
     host_all_gather(job->buffer, job->own, job->bytes, job->exchange);
@@ -337,7 +328,6 @@ struct exchange_job {
     void *scratch;
     struct exchange *exchange;
 };
-// Runs a struct exchange_job, on the work thread, and frees its messages.
 static void exchange_job_run(void *arguments) {
     const struct exchange_job *job = (const struct exchange_job *)arguments;
     host_exchange(job->messages, job->num_sends, job->messages + job->num_sends, job->num_receives, job->scratch,

@@ -1,10 +1,8 @@
-// Collectives by NCCL, on a stream of their own beside the device's: a collective begins when all work enqueued on the
-// device's stream by then is done, and the device's stream waits for the collective where its result is needed. The
-// host waits for nothing, so a step is enqueued as on one GPU.
+// Collectives by NCCL, on a stream beside the device's: a collective begins when all work enqueued on the device's
+// stream by then is done; that stream waits where it needs the result. The host waits for nothing, as on one GPU.
 //
-// Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come:
-// the control thread queries the events of this queue, and tells the others how far this rank's GPU is
-// (runtime/net/control.h).
+// NCCL never gives up on a rank that does not come: the control thread queries the events of this queue, and tells the
+// others how far this rank's GPU is (runtime/net/control.h).
 #pragma once
 #include "kernels/device.cuh"             // struct device, cuda_check, LAUNCH
 #include "runtime/machine/error.h"        // fail
@@ -25,8 +23,7 @@
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
 // Collectives in flight, at most, as each has its own events: with so many the host waits for the oldest. llama3-8b at
-// stage 1 begins about 1980 in a step (990 buckets of 32 MiB, each reduced and gathered). The GPU does not wait for a
-// host that is still half a step ahead of it.
+// stage 1 begins 1980 in a step (990 buckets of 32 MiB): the GPU does not wait for a host still half a step ahead.
 enum { NCCL_EVENTS = 1024 };
 
 struct nccl_queue {
@@ -35,8 +32,7 @@ struct nccl_queue {
     struct device device; // the caller's, but for the stream
     int device_index;
     cudaEvent_t ready; // of the device's stream, for which a collective waits
-    // Collective n has the events n % NCCL_EVENTS. `reached`: the device's stream came to its first wait for the
-    // collective.
+    // Collective n has events n % NCCL_EVENTS. `reached`: the device's stream came to its first wait for it.
     cudaEvent_t started[NCCL_EVENTS], done[NCCL_EVENTS], reached[NCCL_EVENTS];
     struct control *control;
     pthread_mutex_t mutex;            // guards what follows, and recording the events, which the control thread queries
@@ -45,15 +41,13 @@ struct nccl_queue {
     double busy_s, waited_s;          // as collectives_times has them
 };
 
-// Returns the end of a message about this status: what may help.
 static const char *nccl_hint(ncclResult_t status) {
     if (status == ncclInvalidUsage)
         return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by "
                "--collectives sockets";
     return "NCCL_DEBUG=INFO shows what NCCL tried";
 }
-// Ends the program where `status` is an error, with the call and its place in the code; comm NULL: there is none yet.
-// nccl_check calls it.
+// Ends the program where `status` is an error, with call and place; comm NULL: there is none yet. For nccl_check.
 static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
     if (status != ncclSuccess)
         fail("%s:%d: %s: %s: %s; %s", file, line, call, ncclGetErrorString(status), ncclGetLastError(comm),
@@ -77,7 +71,6 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Counts the collectives that are done, in order; returns how many are in flight.
 static uint64_t nccl_queue_count(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -121,7 +114,6 @@ static __device__ inline void known_store(float *to, float x) { *to = x; }
 static __device__ inline void known_store(bf16 *to, float x) { *to = bf16_from_float(x); }
 static __device__ inline float known_load(const float *from) { return *from; }
 static __device__ inline float known_load(const bf16 *from) { return bf16_to_float(*from); }
-// buffer[i] = known_addend(i, rank, ranks), i < n
 template <typename T> static __global__ void known_fill_addends_kernel(T *buffer, int64_t n, int rank, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -134,21 +126,18 @@ static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, 
     if (i < n && known_load(&shard[i]) != known_addend(begin + i, (int)((begin + i + 1) % ranks), ranks))
         atomicAdd(wrong, 1u);
 }
-// bytes[i] = known_byte(i, from, to), i < n
 static __global__ void known_fill_bytes_kernel(uint8_t *bytes, int64_t n, int from, int to) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         bytes[i] = known_byte(i, from, to);
 }
-// *wrong += the number of bytes (n) that differ from known_byte(i, from, to)
 static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *bytes, int64_t n, int from, int to) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && bytes[i] != known_byte(i, from, to))
         atomicAdd(wrong, 1u);
 }
 
-// Ends the program where *wrong, in the device's memory, counts wrong elements of the first collective `name`, of
-// `elements` elements a rank; sets *wrong to 0.
+// Ends the program where *wrong, on the device, counts wrong elements of a first collective; sets *wrong to 0.
 static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
     unsigned count = 0;
     cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));
@@ -160,8 +149,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends, `elements` a rank, by a reduce-scatter in place in buffer (ranks, elements). Ends the program
-// where the sum is wrong. wrong (1) in the device's memory: 0, before and after.
+// Sums known addends, `elements` a rank, in buffer (ranks, elements), or ends the program. wrong (1), on the device: 0.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -173,8 +161,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes). Ends the program where a byte is wrong. wrong (1) in
-// the device's memory: 0, before and after.
+// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes), or ends the program. wrong (1), on the device: 0.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -186,9 +173,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
                (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
-// Exchanges a message of known bytes with each other rank, of one byte, or with `largest` as large as fits into buffer
-// (bytes): NCCL connects each pair of ranks when it first sends. Does nothing where `bytes` are less than 2 a rank.
-// Ends the program where a byte is wrong. wrong (1) in the device's memory: 0, before and after.
+// Exchanges known bytes with each other rank, one or, with `largest`, as many as fit into buffer (bytes): NCCL connects
+// two ranks when they first send. Does nothing for less than 2 bytes a rank. A wrong byte ends the program.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -213,9 +199,8 @@ static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t 
     nccl_check_known(q, wrong, "exchange", count);
 }
 // Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
-// NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
-// which depends on function, type and size. These collectives are in no count and no time of the log. Their numbers are
-// known: the program ends where a result is wrong. Every rank calls this.
+// NCCL connects ranks and allocates buffers when a collective first takes an algorithm, by function, type and size. Not
+// in the log's counts. The numbers are known: a wrong result ends the program. Every rank calls this.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
     enum { COUNTER_BYTES = 256 };
@@ -240,8 +225,7 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
     control_collective_done(q->control);
     device_free(memory, COUNTER_BYTES + bytes);
 }
-// Creates the queue's stream with the greatest priority: when a matmul's blocks are done and both streams have work,
-// NCCL's few blocks go first. After a matmul's many blocks they would begin when the overlap is over.
+// Creates the queue's stream with the greatest priority: NCCL's few blocks go before a matmul's, not after the overlap.
 static void nccl_queue_make_stream(struct nccl_queue *q) {
     int least, greatest;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -276,7 +260,6 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
     control_set_poll(q->control, nccl_queue_poll, q);
     nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, exchanges);
 }
-// Waits for the collectives in flight, then closes.
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_set_poll(q->control, NULL, NULL);
@@ -294,8 +277,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: all that is enqueued on the queue's stream until nccl_queue_end. Waits while NCCL_EVENTS are in
-// flight. name: for messages; it outlives the collective.
+// Begins a collective: all enqueued until nccl_queue_end, once fewer than NCCL_EVENTS are in flight. name: outlives it.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_count(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -304,7 +286,6 @@ static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct devi
     cuda_check(cudaStreamWaitEvent(q->device.stream, q->ready, 0));
     cuda_check(cudaEventRecord(q->started[(q->begun + 1) % NCCL_EVENTS], q->device.stream));
 }
-// Ends the collective that nccl_queue_begin began. Returns its ticket, never 0.
 static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     const uint64_t ticket = ++q->begun;
@@ -312,8 +293,7 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Enqueues a wait of the device's stream for a collective. A collective whose events were recorded again since is done:
-// nccl_queue_begin waited for it. ticket: not 0.
+// Enqueues a wait of the device's stream for a collective, unless its events were recorded again. ticket: not 0.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -330,7 +310,6 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
 static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
     cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
 }
-// Sets the seconds that collectives_times sets.
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
     nccl_queue_count(q);
     pthread_mutex_lock(&q->mutex);
@@ -356,7 +335,6 @@ static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t
     for (int64_t i = begin; i < begin + WIRE_PACK && i < n; i++)
         to[i] = bf16_from_float(from[i]);
 }
-// to[i] = from[i], as fp32.
 static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -381,15 +359,13 @@ static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, cons
     }
     return nccl_queue_end(q);
 }
-// Enqueues collective_all_gather; returns its ticket, never 0.
 static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev) {
     nccl_queue_begin(q, name, dev);
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Copies this rank's messages to itself: its i-th of `sends` to its i-th of `receives`. Ends the program where that one
-// is missing or has other bytes.
+// Copies this rank's messages to itself, the i-th to the i-th. Ends the program where they do not match.
 static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                 const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
@@ -429,7 +405,6 @@ enum { COLLECTIVES_HAVE_NCCL = 0 };
 struct nccl_queue {
     int unused;
 };
-// Ends the program, as there is no NCCL in this build.
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "

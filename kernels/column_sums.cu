@@ -5,7 +5,6 @@
 
 enum { COLUMN_SUMS_PARTS = 32 };
 
-// Sums 32 columns a block: warp w the chunks w, w + 32, ..., then the first warp the sums of all warps.
 static __global__ void __launch_bounds__(32 * COLUMN_SUMS_PARTS)
     column_sums_kernel(float *sums, const float *partial, int64_t chunks, int64_t N, bool add) {
     const int lane = (int)threadIdx.x % 32, part = (int)threadIdx.x / 32;

@@ -14,12 +14,10 @@ __END_DECLS
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
 
 // The first stage: column_sums_take for each pack, then column_sums_of_warps.
-//
 // COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
 enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
 #define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
-// Adds a lane's pack of a row to the lane's sums.
 DEVICE_FUNCTION void column_sums_take(struct packed_floats *sums, const struct packed &x) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)

@@ -1,9 +1,7 @@
-// All that differs between targets and precisions at the bottom: floatX, the device that ops run on, and on the cuda
-// target launches and error checks.
-//
-// floatX is the type of parameters and activations. A translation unit is compiled once per precision: with
-// PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA
-// kernels, else OpenMP loops.
+// All that differs between targets and precisions at the bottom: floatX, the type of parameters and activations; the
+// device that ops run on; on the cuda target launches and error checks. A translation unit is compiled once per
+// precision: with PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA
+// defined ops are CUDA kernels, else OpenMP loops.
 //
 // An op is two files. NAME.cuh declares it: one documented prototype for both targets. NAME.cu defines it, kernel and
 // loop side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the
@@ -124,8 +122,7 @@ static bool cuda_is_late(cudaError_t status) {
            (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
 }
 #define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message about a late fault
-// Ends the program where `status` is an error, with the call, its place in the code, and for a fault of earlier work
-// the kernels launched last. cuda_check calls it.
+// Ends the program where `status` is an error, with call, place and, if they may be at fault, the last kernels.
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     char last[512];
     if (status == cudaSuccess)
@@ -138,9 +135,8 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 }
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
-// Enqueues kernel(arguments) on the device's stream; ends the program where CUDA refuses. Types of arguments must be
-// the kernel's own. grid, block: numbers or dim3. Where one of several instances is launched, all are named:
-// scripts/count_launches.py counts by this text, not by a pointer's name.
+// Enqueues kernel(arguments) on the device's stream; ends the program where CUDA refuses. Arguments have the kernel's
+// own types; grid, block: numbers or dim3. All instances are named: scripts/count_launches.py counts by this text.
 #define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                            \
     do {                                                                                                               \
         cudaLaunchConfig_t launch_ = {};                                                                               \

@@ -1,8 +1,6 @@
-// Memory of the device: allocation, which happens only at start-up, and copies.
-//
-// Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
-// until the copy is done (device_event_record, device_event_wait), and must be pinned (host_allocate, host_reserve) for
-// the host not to wait for the copy.
+// Memory of the device: allocation, only at start-up, and copies, which are enqueued like any op. On the cuda target a
+// host buffer that is copied from must stay until the copy is done (device_event_record, device_event_wait), and must
+// be pinned (host_allocate, host_reserve) for the host not to wait for the copy.
 #pragma once
 #include "kernels/device.cuh"              // struct device, cuda_check
 #include "runtime/machine/error.h"         // fail
@@ -27,16 +25,14 @@ static void *device_reserve(size_t bytes);
 // zeroes a byte of each, also before `memory`, and so comes before all use of it. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
-// Allocates zeroed memory of the host, pinned on the cuda target; never NULL. The caller frees it by host_free. Ends
-// the program if none is left.
+// Allocates zeroed memory of the host, pinned on the cuda target, for host_free. Ends the program where none is left.
 static void *host_allocate(size_t bytes, struct device *dev);
 // Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);
 
-// Allocates zeroed memory of the host in one mapping of whole pages, for what is offloaded; returns NULL for 0 bytes.
-// Each page is resident on return: touched by all threads, on the cuda target on the NUMA node of the GPU, where that
-// is known, and then pinned. The caller frees it by host_release. Ends the program where there is too little, or where
-// it can't be pinned: pageable memory would make each copy wait for the host.
+// Allocates zeroed memory of the host in one mapping, for what is offloaded, for host_release; NULL for 0 bytes. Each
+// page is touched by all threads, on the cuda target on the NUMA node of the GPU, if known, and then pinned. Ends the
+// program where there is too little, or where it can't be pinned: copies of pageable memory wait for the host.
 static void *host_reserve(size_t bytes);
 // Unpins and frees memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
@@ -49,7 +45,6 @@ static inline void device_download_begin(void *host, const void *device_memory, 
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev);
 // Copies `bytes` to the host; returns when the copy, and all work enqueued before it, is done.
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev);
-// Enqueues the zeroing of `bytes` of the device's memory.
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev);
 
 // Ends the program, as `bytes` of the device's memory could not be allocated. why: the system's message or CUDA's.
@@ -59,8 +54,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
          (double)bytes / (1 << 30), bytes, why);
 }
 
-// Ends the program, as `bytes` of the host's memory could not be allocated or pinned for what is offloaded. why: the
-// system's message or CUDA's.
+// Ends the program, as `bytes` of the host's memory can't be allocated or pinned. why: the system's message or CUDA's.
 __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const char *why) {
     struct rlimit limit;
     char lockable[32] = "all of it";
@@ -76,7 +70,6 @@ __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const cha
 
 // ---- mappings of the host's memory ----
 
-// Returns `bytes` rounded up to whole pages.
 static size_t mapping_bytes(size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;

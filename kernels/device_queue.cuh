@@ -1,5 +1,4 @@
-// The device's queue of work: opening the device, waiting for it, and work that is recorded once and enqueued many
-// times.
+// The device's queue of work: opening the device, waiting for it, and work that is recorded to be enqueued again.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/gpu_peak.cuh"       // gpu_peak_flops
@@ -30,13 +29,11 @@ static inline void device_event_wait(struct device *dev, int i);
 // Returns the seconds from event i to event j, as they were last recorded; both have happened.
 static inline double device_event_seconds(struct device *dev, int i, int j);
 
-// A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
-// graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
-// nothing. On the cpu target, which records nothing, all of this does nothing.
+// A graph is what the host enqueued between graph_begin and graph_end, recorded instead of run; graph_launch enqueues
+// it by one call, any number of times, and graph_free frees it. Zero: nothing recorded. The cpu target records nothing.
 struct work_graph;
-// Begins to record what is enqueued on the device, which is not run, until graph_end. Returns false, with a warning,
-// where CUDA refuses: what is enqueued then runs, and graph_end is not called. The cpu target runs all, and records
-// nothing.
+// Begins to record what is enqueued, until graph_end. Returns false, with a warning, where CUDA refuses: what is
+// enqueued then runs, and graph_end is not called. The cpu target runs all.
 static bool graph_begin(struct device *dev);
 // Ends the recording and makes `graph`, zero before, of it. Returns false, with a warning, where CUDA refuses: the
 // caller enqueues the same work again. Ends the program where something was enqueued that can't be recorded.
@@ -54,9 +51,7 @@ static void graph_free(struct work_graph *graph);
 // (--cuda-graphs=false shows all of it).
 #if defined(TARGET_CUDA) && defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
-// Begins a range inside those that are open.
 static inline void range_begin(const char *name) { nvtxRangePushA(name); }
-// Ends the range that was begun last.
 static inline void range_end(void) { nvtxRangePop(); }
 #else
 static inline void range_begin(const char *name) {}
@@ -84,7 +79,6 @@ static const char *device_unavailable_reason(void) {
     return properties.major >= 8 ? "" : "the GPU's compute capability is below 8.0";
 }
 
-// Returns the bytes of the GPU's memory that are free.
 static size_t device_free_bytes(struct device *dev) {
     size_t available = 0, total = 0;
     cuda_check(cudaMemGetInfo(&available, &total));
@@ -160,7 +154,6 @@ static inline double device_event_seconds(struct device *dev, int i, int j) {
     return 1e-3 * (double)milliseconds;
 }
 
-// Ends the program where `status`, of a launch of a graph, is an error; says what helps where memory was too little.
 static void graph_check(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation)
         fail("the GPU has no memory left for what a micro-step enqueues as recorded work: --cuda-graphs=false records "

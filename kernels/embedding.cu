@@ -25,7 +25,6 @@ DEVICE_FUNCTION void embedding_scale(struct packed_floats *x, int64_t row, int c
     for (int i = 0; i < PACK; i++)
         x->x[i] *= scales.x[i];
 }
-// Returns the gradient of the embeddings' sum, of the pack at column c of row `row` of dout; 0 past the row's end.
 DEVICE_FUNCTION struct packed_floats embedding_gradient(const floatX *dout, int64_t row, int c, int C, float scale,
                                                         const struct dropout &dropout) {
     struct packed_floats d = packed_to_floats(packed_load_some(dout + row * C + c, C - c));
@@ -38,7 +37,6 @@ DEVICE_FUNCTION void embedding_add(struct packed_floats *sum, const struct packe
         sum->x[i] += d.x[i];
 }
 
-// Does embedding_forward, a pack of a row a thread.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_forward_kernel(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe,
                              struct token_positions positions, int T, int C, float scale, struct dropout dropout) {
@@ -76,14 +74,11 @@ struct embedding_index {
     struct token_positions positions;
     int T;
 };
-// Returns the sort key of row `row` of dout: the row of the table that it is added to << 32 | row.
 DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int64_t row) {
     const int64_t at = index.tokens != NULL ? index.tokens[row] : token_position(index.positions, row, index.T);
     return (uint64_t)at << 32 | (uint64_t)row;
 }
-// Returns the row of the table from a key.
 DEVICE_FUNCTION uint32_t key_index(uint64_t key) { return (uint32_t)(key >> 32); }
-// Returns the row of dout from a key.
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
 // Returns the first key of a pair: a step of the sort compares keys that are `stride` apart.
@@ -154,8 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums the indices of at most TOKEN_FEW rows. Warp i looks at key i of keys (n), which are sorted: it sums the rows of
-// this key's index where the key is the first of the index.
+// Sums the indices of at most TOKEN_FEW rows. Warp i looks at key i of n, and sums where it is its index's first.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -253,8 +247,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// Sums dwpe where the position of each row is its number in its sequence: no sort is needed. Rows of the table past T
-// have no token.
+// Sums dwpe without a sort, where each row's position is its number; the table's rows past T have no token.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {
@@ -271,8 +264,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(table.sums + t * C + c, sum, C - c);
 }
 
-// Sums the gradients of the rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size):
-// scratch.
+// Sums the rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size): scratch.
 static void embedding_sums(struct table_gradient table, const floatX *dout, struct embedding_index index, int B, int C,
                            float scale, struct dropout dropout, uint64_t *keys, struct device *dev) {
     const int64_t n = (int64_t)B * index.T;
@@ -305,7 +297,6 @@ void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, 
 
 #else
 
-// Columns whose dropout scales are made at a time.
 enum { EMBEDDING_COLUMNS = 256, EMBEDDING_LINE = 16 }; // LINE: a cache line of fp32
 // A token's row may lie anywhere in memory: it is prefetched this many rows before its turn.
 enum { EMBEDDING_AHEAD = 4 };
@@ -375,7 +366,6 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
-// Zeroes a table (rows, C) that is wanted, unless it is added to.
 static void embedding_begin(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;
@@ -386,9 +376,8 @@ static void embedding_begin(struct table_gradient table, int C) {
 void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, const floatX *dout,
                         const int32_t *tokens, struct token_positions positions, int B, int T, int C, float scale,
                         struct dropout dropout, void *workspace, struct device *dev) {
-    // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add
-    // to one place, and the order of the sum is the same for any number of threads. There are no more ranges of columns
-    // than threads, each of whole cache lines, as every row of a range costs an access to memory of its own.
+    // Threads share the columns, in ranges of whole cache lines, and each goes through the rows in order: no two add to
+    // one place, and sums are the same for any number of threads. More ranges would cost more memory accesses.
     const int64_t rows = (int64_t)B * T;
     embedding_begin(dwte, C);
     embedding_begin(dwpe, C);

@@ -14,13 +14,11 @@ void embedding_forward(floatX *out,           // (B * T, C)
                        struct token_positions positions, int B, int T, int C, float scale, struct dropout dropout,
                        struct device *dev);
 
-// The gradient of an embedding's table.
 struct table_gradient {
     float *sums;  // (rows, C); NULL: none, or not wanted
     int64_t rows; // more than the largest index
     bool add;     // to `sums`; else every row is overwritten, with zeroes where it has no token
 };
-// Returns the workspace of embedding_backward; 0 on the cpu target.
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
 // dwte[token] and dwpe[position] = sums over the tokens, in a fixed order, of scale * dout * forward's dropout scales
 void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,

@@ -10,7 +10,6 @@
 
 static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
 
-// Returns four bf16 in fp32.
 DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
     four<float> result;
     for (int i = 0; i < 4; i++)
@@ -70,9 +69,8 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
     }
 }
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
-// Merges the maxima of all threads of a block into their tensors' amaxes, by one atomic operation a tensor: one a warp
-// would be a million to the same few addresses. All threads call. index: the row of the warp's tensor. shared:
-// FLAT_AMAX_BYTES, unused since the last barrier.
+// Merges all threads' maxima into their tensors' amaxes, by one atomic operation a tensor: one a warp would be a
+// million. All threads call. index: the warp's tensor's row. shared: FLAT_AMAX_BYTES, unused since the last barrier.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -114,8 +112,7 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Stores what state_decoded had decoded into `room`; does nothing for FORMAT_FP32. bf16 is rounded stochastically by
-// words (count), NULL: to nearest.
+// Stores what state_decoded decoded into `room`, if anything. bf16 is rounded by words (count), or NULL: to nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

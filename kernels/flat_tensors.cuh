@@ -42,7 +42,6 @@ DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int6
     }
     return first;
 }
-// The number of elements of [at, at + count) that are in the tensor.
 DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t at, int count) {
     const int64_t left = tensor.end - at;
     return left >= count ? count : left > 0 ? (int)left : 0;

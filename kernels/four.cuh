@@ -6,9 +6,7 @@
 
 enum { FLAT_THREADS = 256 };
 
-// Holds four neighbors in a flat range: 16 bytes of fp32, 8 of bf16, one access.
 template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
-// Has the emulator check the address of an access to four elements before it is made; does nothing on a GPU.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 #ifdef CUDA_EMULATED
     emu_access_global(at, sizeof(four<T>), write);

@@ -55,8 +55,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
-// Encodes values (n) as elements from `begin` on, a multiple of NF4_BLOCK. Writes the absmaxes of their blocks to
-// absmaxes (blocks of the whole matrix).
+// Encodes values (n) from element `begin` on, a multiple of NF4_BLOCK; writes absmaxes, of all the matrix's blocks.
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -113,8 +112,7 @@ HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
 
 #ifdef TARGET_CUDA
 
-// Bound by memory: a thread stores packs of 16 bytes, whose neighbors are its warp's other threads' packs; the codes of
-// all its packs are in flight before the first pack is stored.
+// Bound by memory: a thread stores packs of 16 bytes among its warp's, once the codes of all its packs are in flight.
 enum { FROZEN_THREADS = 256, FROZEN_EACH = 4 };
 #define EACH_FROZEN(k) _Pragma("unroll") for (int k = 0; k < FROZEN_EACH; k++)
 
@@ -156,14 +154,12 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
             packed_store_some(out + at, packed_from_floats(values), count - at);
     }
 }
-// out[0, count) = elements begin, begin + 1, ...; begin is any
 static __global__ void __launch_bounds__(FROZEN_THREADS)
     nf4_dequantize_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
     const int64_t at = (int64_t)blockIdx.x * FROZEN_THREADS + threadIdx.x, i = begin + at;
     if (at < count)
         out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
 }
-// out[0, count) = elements begin, begin + 1, ..., read back; begin is any
 static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
     if (begin % PACK == 0)
         LAUNCH(dev, nf4_dequantize_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
@@ -176,7 +172,6 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
 struct frozen_fp8_pack {
     fp8 codes[PACK];
 };
-// Returns the first `count` codes, PACK at most, the others 0; in one access where that is possible.
 DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t count) {
     struct frozen_fp8_pack pack;
     if (count >= PACK && (uintptr_t)from % PACK == 0) {
@@ -212,7 +207,6 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
         values.x[i] = frozen_fp8_value(pack.codes[i], inverse);
     packed_store_some(out + (int64_t)blockIdx.x * cols + c, values, cols - c);
 }
-// out (n, cols) = rows [first, first + n) of a matrix (rows, cols), read back
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
     LAUNCH(dev, frozen_fp8_dequantize_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),
@@ -221,7 +215,6 @@ static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows,
 
 #else
 
-// out[0, count) = elements begin, begin + 1, ...
 static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count, struct device *dev) {
     const int64_t end = begin + count;
 #pragma omp parallel for schedule(static)
@@ -235,7 +228,6 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
                 out[i - begin] = to_floatX(nf4_levels[nf4_code_at(&from, i)] * absmax);
     }
 }
-// out (n, cols) = rows [first, first + n) of a matrix (rows, cols), read back
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);

@@ -5,9 +5,8 @@
 //                  FP8_128X128, so that a product of FP8 matrices takes the stored bytes. 8.002 bits an element
 //   FROZEN_NF4     QLoRA's 4 bits, with double quantization: kernels/nf4.cuh. 4.127 bits an element
 //
-// Quantizing is the host's work, once, while weights are loaded. What is stored has the same bits on every machine and
-// target, for any number of threads, and so has what is read back, where weights are finite: a weight that is not makes
-// its block NaN, in NF4 the matrix.
+// The host quantizes while weights are loaded. What is stored, and what is read back, has the same bits on every
+// machine and target, for any number of threads; a weight that is not finite makes its block NaN, in NF4 the matrix.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix
 #include "kernels/nf4.cuh"     // struct nf4_matrix
@@ -30,7 +29,6 @@ void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, col
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
-// Finishes a stored matrix, after all its rows: encodes NF4's absmaxes from the workspace; does nothing for others.
 void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
 // out = rows [first, first + n), read back
@@ -42,25 +40,19 @@ __END_DECLS
 
 // ---- The parts of what is stored ----
 
-// Returns bytes rounded up to FROZEN_ALIGNMENT.
 static inline size_t frozen_aligned(int64_t bytes) {
     return (size_t)(bytes + FROZEN_ALIGNMENT - 1) / FROZEN_ALIGNMENT * FROZEN_ALIGNMENT;
 }
-// Returns the bytes of the codes of a stored FP8 matrix, padding included.
 static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return frozen_aligned(rows * cols); }
-// Returns the bytes of the codes of a stored NF4 matrix of n elements, padding included.
 static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_aligned((n + 1) / 2); }
-// Returns the bytes of the absmaxes' codes of a stored NF4 matrix of n elements, padding included.
 static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_aligned(nf4_blocks(n)); }
 
-// Returns the parts of a stored FP8 matrix (rows, cols); they point into `stored`.
 static inline struct fp8_matrix frozen_fp8(const void *stored, int64_t rows, int64_t cols) {
     fp8 *const codes = (fp8 *)(uintptr_t)stored;
     const struct fp8_matrix m = {codes, (float *)(void *)(codes + frozen_fp8_codes_bytes(rows, cols)), FP8_E4M3,
                                  FP8_128X128};
     return m;
 }
-// Returns the parts of a stored NF4 matrix of n elements; they point into `stored`.
 static inline struct nf4_matrix frozen_nf4(const void *stored, int64_t n) {
     uint8_t *const codes = (uint8_t *)(uintptr_t)stored, *const absmaxes = codes + frozen_nf4_codes_bytes(n);
     float *const mean = (float *)(void *)(absmaxes + frozen_nf4_absmaxes_bytes(n));

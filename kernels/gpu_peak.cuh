@@ -1,14 +1,13 @@
 // The peak rate of a GPU, by NVIDIA's own figures, found by the name that the driver gives the GPU.
 //
-// TFLOP/s at the boost clock, dense. Data sheets like to print the rate with 2:4 sparsity, which is twice the dense
-// one: where a sheet gives only that rate, the table has half of it. bf16 and fp8 are the tensor cores' rates with sums
-// in fp32, which on GeForce cards are half of the rates with sums in fp16. fp32 is the rate of the ordinary cores, which
-// is what matmuls without TF32 reach. A rate of 0 is not known, or the GPU has no such cores. The peak of a GPU that is
-// not in the table is measured: one that shares its name with others of another rate, one whose sheet leaves a doubt,
-// and every slice of a GPU (MIG).
+// TFLOP/s at the boost clock, dense: where a data sheet gives only the rate with 2:4 sparsity, the table has half of
+// it. bf16 and fp8 are the tensor cores' rates with sums in fp32, which on GeForce cards are half of the rates with
+// sums in fp16. fp32 is the rate of the ordinary cores, which is what matmuls without TF32 reach. 0: not known, or no
+// such cores. The peak of a GPU that is not in the table is measured: one that shares its name with others of another
+// rate, one whose sheet leaves a doubt, and every slice of a GPU (MIG).
 //
-// The table also has what times are predicted with where nothing is measured: the memory's GB/s by the same sheets, and
-// the link to the host; and the memory that a plan may fill (run/planned_gpu.cuh), as nvidia-smi prints it.
+// The table also has the memory's GB/s and the link to the host, to predict times, and the memory that a plan may fill
+// (run/planned_gpu.cuh), as nvidia-smi prints it.
 #pragma once
 #include <ctype.h>   // isalnum
 #include <stdbool.h> // bool
@@ -26,9 +25,8 @@ struct gpu_peak {
 };
 
 // A row whose words are part of another's comes after it: the first that fits is taken. Rows of one name are a GPU's
-// editions of less and of more memory, in this order. Rates that no sheet has are of NVIDIA's core counts and boost
-// clocks: TFLOP/s = tensor cores x k x MHz / 10^6, with k = 128 for GeForce from the RTX 30 on and 256 for
-// professional cards, which gives the sheets' rates where there are some.
+// editions, of growing memory. Rates that no sheet has: TFLOP/s = tensor cores x k x MHz (boost) / 10^6, k = 128 for
+// GeForce from the RTX 30 on, 256 for professional cards, which gives the sheets' rates where there are some.
 static const struct gpu_peak gpu_peaks[] = {
     // Without bf16, so that the engine does not run on them: they are here so that messages can say so
     {"T4", "Tesla 16GB", 15360, 320, 0, 0, 0, PCIE_3, 75},
@@ -47,8 +45,7 @@ static const struct gpu_peak gpu_peaks[] = {
     {"A10G", "24GB", 23028, 600, 70, 35, 0, PCIE_4, 86},
     // "NVIDIA A40" data sheet
     {"A40", "48GB", 46068, 696, 149.7, 37.4, 0, PCIE_4, 86},
-    // "NVIDIA Ampere GA102 GPU architecture" whitepaper, tables of the RTX A6000, the RTX 3090 and the RTX 3080; the
-    // other rows by clocks
+    // "NVIDIA Ampere GA102 GPU architecture" whitepaper, RTX A6000, RTX 3090 and RTX 3080; other rows by clocks
     {"RTX A6000$", "48GB", 49140, 768, 154.8, 38.7, 0, PCIE_4, 86},
     {"GeForce RTX 3060$", "12GB", 12288, 360, 25.5, 12.7, 0, PCIE_4, 86},
     {"GeForce RTX 3070$", "8GB", 8192, 448, 40.6, 20.3, 0, PCIE_4, 86},
@@ -59,8 +56,7 @@ static const struct gpu_peak gpu_peaks[] = {
     {"L4", "24GB", 23034, 300, 121, 30.3, 242, PCIE_4, 89},
     {"L40", "48GB", 46068, 864, 181.05, 90.5, 362, PCIE_4, 89},
     {"L40S", "48GB", 46068, 864, 362.05, 91.6, 733, PCIE_4, 89},
-    // "NVIDIA Ada GPU architecture" whitepaper, tables of the RTX 4090, the RTX 4080 and the RTX 6000 Ada; the other
-    // rows by clocks
+    // "NVIDIA Ada GPU architecture" whitepaper, RTX 4090, RTX 4080 and RTX 6000 Ada; other rows by clocks
     {"GeForce RTX 4060 Ti$", "8GB", 8188, 288, 44.1, 22.1, 88, PCIE_4_8_LANES, 89},
     {"GeForce RTX 4060 Ti$", "16GB", 16380, 288, 44.1, 22.1, 88, PCIE_4_8_LANES, 89},
     {"GeForce RTX 4070$", "12GB", 12282, 504, 58.3, 29.1, 117, PCIE_4, 89},
@@ -82,12 +78,10 @@ static const struct gpu_peak gpu_peaks[] = {
     {"B200", "180GB SXM", 183359, 7700, 2250, 0, 4500, PCIE_5, 100},
     {"GB200", "186GB", 189471, 8000, 2500, 80, 5000, NVLINK_C2C, 100},
     // NVIDIA's page of the HGX platform: 36 PFLOP/s with sparsity for 8 B300, 600 TFLOP/s in fp32; of the GB300 NVL72:
-    // 360 PFLOP/s for 72 GPUs, with 288 GB each. The memory of a GB300 is taken to be shown as a B300's. A B300 has
-    // PCIe 6, the hosts that it is in have PCIe 5.
+    // 360 PFLOP/s for 72, with 288 GB each, taken to be shown as a B300's. The hosts of a B300 have PCIe 5.
     {"B300", "288GB SXM6 AC", 275040, 8000, 2250, 75, 4500, PCIE_5, 103},
     {"GB300", "288GB", 275040, 8000, 2500, 80, 5000, NVLINK_C2C, 103},
-    // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080; the other rows by
-    // clocks
+    // "NVIDIA RTX Blackwell GPU architecture" whitepaper, RTX 5090 and RTX 5080; other rows by clocks
     {"GeForce RTX 5060 Ti$", "8GB", 8151, 448, 47.4, 23.7, 95, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5060 Ti$", "16GB", 16311, 448, 47.4, 23.7, 95, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5070 Ti$", "16GB", 16303, 896, 87.9, 43.9, 176, PCIE_5, 120},
@@ -127,8 +121,7 @@ static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     return found;
 }
 
-// Returns the flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32, by the GPU's name and its memory in bytes
-// (0: not known); 0: the rate is not known.
+// Returns the flop/s of dense matmuls, in bf16 or fp32, by name and bytes of memory (0: not known); 0: not known.
 static double gpu_peak_flops(const char *name, size_t bytes, bool with_bf16) {
     const struct gpu_peak *gpu = gpu_peak_find(name, bytes);
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;

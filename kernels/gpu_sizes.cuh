@@ -1,8 +1,7 @@
-// Sizes of the CUDA kernels that memory plans count with: bytes of workspace, numbers of partial sums, and the shapes
-// and FP8 granularities that kernels take. Host arithmetic, compiled into every build: the kernels take their grids
-// from it, and a build without CUDA plans a GPU's memory by it to the byte.
-//
-// An op's own NAME_workspace_bytes answers for the device at hand; these functions answer for a GPU.
+// Sizes of the CUDA kernels that memory plans count with, of workspace and partial sums, and the shapes and FP8
+// granularities that kernels take. Host arithmetic in every build: the kernels take their grids from it, and a build
+// without CUDA plans a GPU's memory by it to the byte. An op's NAME_workspace_bytes is for the device at hand, these
+// are for a GPU.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct compute_capability
@@ -16,7 +15,6 @@ enum {
     GPU_MATMUL_BYTES = 32 << 20, // scratch that cuBLASLt's algorithms may ask for: what NVIDIA recommends for sm_90
     GPU_DBIAS_ROWS = 128,        // rows of a partial sum of a bias gradient
 };
-// Returns the workspace of a product that sums a bias gradient (N) over M rows: partial sums in fp32.
 static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
@@ -51,9 +49,8 @@ enum {
     GPU_PACK = 16 / (int)sizeof(floatX), // elements of one access
     GPU_SMS = 132,                       // streaming multiprocessors that runs of rows fill: an H100's or H200's
 };
-// A thread of norm_backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
-// rows: twice GPU_PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as
-// many threads as leave 2 packs to each.
+// A thread of norm_backward holds, besides its packs of two rows, sums for dweight and dbias, twice GPU_PACK registers
+// a pack in bf16. So a warp takes rows of up to 3 packs a lane; longer rows take threads of 2 packs each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
 // The number of threads of norm_backward that share a row: 32, 128, 256 or 512.
 static inline int norm_backward_row_threads(int C) {
@@ -64,20 +61,17 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs of rows of norm_backward, a block's each. It depends only on the sizes, so that all GPUs give the
-// same bits: the runs fill GPU_SMS with 16 warps each, unless there are so few rows that the runs' sums would be much
-// of the memory traffic.
+// The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits.
+// The runs fill GPU_SMS with 16 warps each, or fewer where the runs' sums would be much of the memory traffic.
 static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
                   runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
     return runs < most ? runs : most;
 }
-// Returns norm_backward's workspace: sums for dweight and dbias of each run, in fp32.
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
-// The number of blocks of residual_backward that share a row, of 32 packs of columns each.
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
 // The number of chunks of rows of residual_backward, which fill GPU_SMS with 64 warps each, of 2 rows or more.
 static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
@@ -90,7 +84,6 @@ static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape 
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
 }
-// Returns qk_norm_backward's workspace: sums for the weights' gradients of each run, in fp32.
 static inline size_t gpu_qk_norm_backward_bytes(int64_t N, struct qk_norm_shape shape) {
     const struct qk_rows rows = qk_rows_of(shape);
     return (size_t)gpu_qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
@@ -105,13 +98,11 @@ static inline int64_t embedding_sort_size(int B, int T) {
         size *= 2;
     return size;
 }
-// Returns the workspace of the embedding's backward: its sort keys, 8 bytes each.
 static inline size_t gpu_embedding_backward_bytes(int B, int T) {
     return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
 }
 // Blocks of a sum of squares, each with a partial sum: the same number on all GPUs, and so the same bits.
 enum { SQUARES_BLOCKS = 1024 };
-// Returns the workspace of sums of squares of that many ranges.
 static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQUARES_BLOCKS * sizeof(double); }
 
 // ---- attention ----
@@ -129,11 +120,9 @@ static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struc
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
-// Returns the workspace of attention/sm80.cu's backward, lse log2(e) and delta of each row; forward needs none.
 static inline size_t gpu_flash_backward_bytes(struct attention_shape shape) {
     return 2 * sizeof(float) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
 }
-// Returns the workspace of the unfused backward, dS (B, H, T, T); forward needs none.
 static inline size_t gpu_unfused_backward_bytes(struct attention_shape shape) {
     return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
 }
@@ -158,24 +147,20 @@ static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct
     else if (gpu.major != 9 || gpu.minor != 0)
         snprintf(reason, size, "needs compute capability 9.0, not %d.%d", gpu.major, gpu.minor);
 }
-// Queries of a tile, by the head's size.
 enum { SM90_FORWARD_QUERIES_OF_64 = 192, SM90_FORWARD_QUERIES = 128 };
 enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Returns the workspace of forward by wgmma: the order of its tiles, an item each. It does not depend on tables of
-// first keys, which a plan does not have yet.
+// Returns the workspace of forward by wgmma: the order of its tiles, for any tables of first keys.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
     const size_t blocks = ((size_t)shape.T + queries - 1) / queries;
     return (size_t)shape.B * shape.num_heads * blocks * sizeof(struct sm90_forward_item);
 }
-// Backward's workspace: dq, rows and counters of sm90_backward_arguments, one after another.
 struct sm90_backward_layout {
     size_t tiles, dq_bytes, rows_bytes, counters_bytes;
 };
-// Returns the sizes of the workspace's parts. tiles: of queries, in a head of a sequence.
 static inline struct sm90_backward_layout sm90_backward_layout_of(struct attention_shape shape) {
     struct sm90_backward_layout layout;
     const size_t queries = shape.head_dim == 64 ? SM90_BACKWARD_QUERIES_OF_64 : SM90_BACKWARD_QUERIES;
@@ -186,7 +171,6 @@ static inline struct sm90_backward_layout sm90_backward_layout_of(struct attenti
     layout.counters_bytes = tiles * sizeof(int);
     return layout;
 }
-// Returns the workspace of backward by wgmma.
 static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;

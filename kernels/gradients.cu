@@ -35,7 +35,6 @@ template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, 
     if (threadIdx.x == 0)
         sums[block] = sum;
 }
-// sums (SQUARES_BLOCKS) = the partial sums of squares of x (n)
 template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
     squares_block(sums, x, n, (int)blockIdx.x);
 }
@@ -110,7 +109,6 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
-// Adds in fp32 as add_gradients does, four elements a thread, a block of one tensor a warp.
 static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
                                          struct flat_tensors tensors, bool add) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -124,7 +122,6 @@ static __global__ void add_floats_kernel(float *store, const float *in, int64_t 
         sum.x[i] += before.x[i];
     four_store(store + at, sum, count);
 }
-// Adds in bf16 as add_gradients does, rounded by r, four elements a thread, a block of one tensor a warp.
 static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t begin, int64_t n,
                                        struct flat_tensors tensors, bool add, struct rounding r) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
@@ -152,7 +149,6 @@ void add_gradients(void *store, enum state_format format, const float *in, int64
         LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, begin, n, tensors, add);
 }
 
-// Does gradient_check, by one warp.
 static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
                                              int num_losses, double targets, double clip) { // one warp
     float broken = 0;
@@ -198,7 +194,6 @@ static inline double squares_of_bf16(const bf16 *x, int64_t n) {
         sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
     return sum;
 }
-// Returns the sum of squares of run `run`, of SUM_OF_SQUARES_RUNS, of x (n).
 static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
     // n / RUNS first, as n * RUNS could overflow
     const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;
@@ -206,7 +201,6 @@ static inline double squares_of_run(const void *x, enum state_format format, int
     return format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
                                  : squares_of_floats((const float *)x + begin, end - begin);
 }
-// Returns the sum, in order, of sums (SUM_OF_SQUARES_RUNS).
 static inline double squares_of_runs(const double *sums) {
     double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)

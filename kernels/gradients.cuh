@@ -1,5 +1,4 @@
-// Gradients on their way to the update: their sum over micro-steps, its squares, and the check that clips by their norm
-// or forbids the update.
+// Gradients on their way to the update: their sum over micro-steps, its squares, and the check that may clip or forbid.
 #pragma once
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
 #include "kernels/random.cuh"       // struct rounding, bf16_stochastic
@@ -7,8 +6,7 @@
 #include <math.h>                   // sqrt
 #include <sys/cdefs.h>              // __BEGIN_DECLS
 
-// What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
-// for it.
+// What the update must know of a step's losses and gradients, in the device's memory: the host need not wait for it.
 struct gradient_check {
     double grad_norm;
     float grad_scale; // of the update: clipping, and the mean over the targets that count
@@ -30,26 +28,22 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 }
 
 __BEGIN_DECLS
-// Returns the workspace of sum_of_squares, of any n.
 size_t sum_of_squares_workspace_bytes(const struct device *dev);
 // total = the sum of x[i]^2 in double, or += where `add`; x is FORMAT_FP32 or FORMAT_BF16. A fixed number of partial
 // sums is added in a fixed order: the bits depend neither on the number of threads nor on the GPU.
 void sum_of_squares(double *total, // (1)
                     const void *x, // (n)
                     enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
-// Ranges of gradients of which each has a sum of squares of its own.
 struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
-// Returns the workspace of squares_of_ranges and squares_total, for `count` ranges.
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 // Writes the partial sums of squares of ranges [first, end) of x, FORMAT_FP32 or FORMAT_BF16, to the workspace of all
 // ranges, in one launch. Ranges that are there earlier may be summed earlier, by a call of their own.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
-// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all of them,
-// once: the workspace is used up
+// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all, once
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
 // store = in, or where `add` store + in, summed in fp32. A store of FORMAT_BF16 is rounded stochastically, by

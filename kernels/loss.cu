@@ -9,10 +9,9 @@
 
 #ifdef TARGET_CUDA
 
-// One block a row, so that a row is read from memory once: the gradient's reading finds the row in the caches. Two
-// blocks of 1024 threads on each of 132 multiprocessors have 26 MB of a vocabulary of 50k in bf16 in flight.
-// Multiprocessors that are not 8.0, 9.0 or 10.x hold 1536 threads, and so one block; ptxas warns where two are asked
-// for.
+// One block a row: the gradient's reading finds the row in the caches. Two blocks of 1024 threads on each of 132
+// multiprocessors have 26 MB of a vocabulary of 50k in bf16 in flight. Multiprocessors other than 8.0, 9.0 or 10.x hold
+// 1536 threads, one block; ptxas warns of two.
 enum { LOSS_THREADS = 1024 };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ / 100 != 9 && __CUDA_ARCH__ / 100 != 10
 enum { LOSS_BLOCKS = 1 };
@@ -20,12 +19,10 @@ enum { LOSS_BLOCKS = 1 };
 enum { LOSS_BLOCKS = 2 };
 #endif
 
-// Returns e^x, x <= 0, by the special function unit, as two exponentials an element are more than the FMA units do in
-// the time of the element's memory traffic; 0 below -87. x is a difference of logits already: a factor applied to logit
-// and shift apart would round each, and lose the difference of large ones.
+// Returns e^x, x <= 0, by the special function unit: two exponentials an element are more than the FMA units do in the
+// time of its memory traffic; 0 below -87. x is a difference: a factor of logit and shift would round each.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
-// z of a logit, and its slope dz/dlogit / scale.
 struct logit {
     float z, slope;
 };
@@ -53,12 +50,10 @@ DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {
     return result;
 }
 
-// Returns row.sum, rescaled to another shift.
 DEVICE_FUNCTION float softmax_rescaled_sum(struct softmax_row row, float shift) {
     return row.sum * loss_exp(row.shift - shift);
 }
 
-// Returns z of the pack of logits at column `at`; of columns from V on -infinity.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int at, int V, struct logit_transform t) {
     struct packed_floats z;
@@ -90,14 +85,12 @@ DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, s
     return result;
 }
 
-// Combines the softmax of all lanes' packs, to the same bits in every lane.
 DEVICE_FUNCTION struct softmax_row softmax_of_warp(struct softmax_row part) {
     const float shift = lanes_max(part.shift, 32);
     const struct softmax_row result = {shift, lanes_sum(softmax_rescaled_sum(part, shift), 32)};
     return result;
 }
-// Combines the softmax of all threads' packs, to the same bits in every thread. All LOSS_THREADS threads call, once,
-// with LOSS_SHARED_BYTES of shared memory.
+// Combines the softmax of all threads' packs, to the same bits in every thread. All LOSS_THREADS threads call, once.
 DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     const uint32_t shared = shared_memory(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     part = softmax_of_warp(part);
@@ -141,7 +134,6 @@ DEVICE_FUNCTION void gradient_of_nothing(floatX *row, int Vp) {
         packed_store_some(row + at, zeros, Vp - at);
 }
 
-// Does cross_entropy, a row a block.
 template <enum logit_kind KIND>
 static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int V,
@@ -165,7 +157,6 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     if (backward)
         softmax_gradient<KIND>(row, softmax, target, dloss, z_loss, V, Vp, transform);
 }
-// Enqueues cross_entropy_kernel, with cross_entropy's arguments.
 template <enum logit_kind KIND>
 static void cross_entropy_launch(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss,
                                  int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
@@ -190,7 +181,6 @@ void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float 
     }
 }
 
-// Does logits_transform, a row a block.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     logits_transform_kernel(floatX *logits, int V, int Vp, struct logit_transform transform) {
     floatX *row = logits + (int64_t)blockIdx.x * Vp;
@@ -209,7 +199,6 @@ void logits_transform(floatX *logits, int64_t N, int V, int Vp, struct logit_tra
         LAUNCH(dev, logits_transform_kernel, (unsigned)N, LOSS_THREADS, 0, logits, V, Vp, transform);
 }
 
-// Sums in one block, which is enough: there is a number a token.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     losses_sum_kernel(struct loss_sum *total, const float *losses, const int32_t *targets, int64_t N) {
     double sum = 0, count = 0;
@@ -229,7 +218,6 @@ void losses_sum(struct loss_sum *total, const float *losses, const int32_t *targ
     LAUNCH(dev, losses_sum_kernel, 1, LOSS_THREADS, 2 * BLOCK_SUM_BYTES, total, losses, targets, N);
 }
 
-// Does targets_are_largest, a row a block.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     targets_are_largest_kernel(int32_t *largest, const floatX *logits, const int32_t *targets, int V, int Vp) {
     const int64_t n = blockIdx.x;
@@ -303,7 +291,6 @@ ALWAYS_INLINE float logit_transformed(float *slope, float logit, struct logit_tr
     return t.softcap * tangent;
 }
 
-// z[i] <- e^(z[i] - shift)
 ALWAYS_INLINE void loss_exponentials(vec z[FLOATX_VECS], float shift) {
     EACH_VEC z[i] = z[i] - shift;
     vecs_exp(z);
@@ -341,11 +328,10 @@ static inline float largest(const floatX *x, int n) {
     return result;
 }
 
-// Computes the softmax of a row in one pass (Milakov and Gimelshein 2018). The shift need not be the maximum: it is the
-// maximum of the first block, and moves only when a later block's sum is too large, not to speak of infinite. So sum is
-// between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A NaN, and
-// an infinity through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that -infinity
-// counts as 0.
+// Computes the softmax of a row in one pass (Milakov and Gimelshein 2018). The shift is the maximum of the first block,
+// at first finite so that -infinity counts as 0, and moves only when a later block's sum is too large. So sum is
+// between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A NaN, or
+// infinity - infinity, ends up in `sum`.
 ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V, struct logit_transform t,
                                                     enum logit_kind kind) {
     struct softmax_row row = {-FLT_MAX, 0};
@@ -385,11 +371,9 @@ ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale
     }
 }
 
-// Does cross_entropy for one row, whose target counts; sets *loss.
 ALWAYS_INLINE void cross_entropy_row(float *loss, floatX *__restrict__ row, int target, float dloss, float z_loss,
                                      int V, int Vp, struct logit_transform t, enum logit_kind kind, bool backward) {
     const struct softmax_row softmax = softmax_statistics(row, V, t, kind);
-    // The target's logit is taken off before the logarithm is added: both may be 1e4 where the loss is 1.
     float slope;
     const float target_logit = logit_transformed(&slope, to_float(row[target]), t, kind) - softmax.shift;
     *loss = logf(softmax.sum) - target_logit;

@@ -4,8 +4,7 @@
 #include <math.h>             // logf
 #include <sys/cdefs.h>        // __BEGIN_DECLS
 
-// The transform of a logit before softmax: z = scale * logit, or, where softcap > 0 (Gemma 2),
-// z = softcap * tanh(scale * logit / softcap). scale > 0.
+// z = scale * logit or, for softcap > 0 (Gemma 2), softcap * tanh(scale * logit / softcap), before softmax. scale > 0.
 struct logit_transform {
     float scale, softcap;
 };
@@ -27,7 +26,6 @@ void cross_entropy(float *losses,          // (N)
 void logits_transform(floatX *logits, // (N, Vp)
                       int64_t N, int V, int Vp, struct logit_transform transform, struct device *dev);
 
-// The result of losses_sum: the sum of the losses, in double in a fixed order, and the number of targets that count.
 struct loss_sum {
     double sum, count;
 };
@@ -47,14 +45,12 @@ __END_DECLS
 
 // Each kind has its own code: most models take their logits as they are, at no cost.
 enum logit_kind { LOGITS_PLAIN, LOGITS_SCALED, LOGITS_CAPPED };
-// Returns LOGITS_CAPPED where softcap > 0, else LOGITS_SCALED where scale is not 1, else LOGITS_PLAIN.
 static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
     if (transform.softcap > 0)
         return LOGITS_CAPPED;
     return transform.scale == 1 ? LOGITS_PLAIN : LOGITS_SCALED;
 }
 
-// What the softmax of a row, or of a part of it, is made from.
 struct softmax_row {
     float shift, sum; // sum of e^(x - shift)
 };

@@ -6,7 +6,6 @@
 
 #ifdef TARGET_CUDA
 
-// Does muon_momentum, four elements a thread. rest: 1 - mu.
 static __global__ void muon_momentum_kernel(struct muon_momentum_range r, struct flat_tensors tensors, float rest,
                                             const struct gradient_check *check) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;

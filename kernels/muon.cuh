@@ -4,7 +4,6 @@
 #include "kernels/gradients.cuh" // struct gradient_check, struct rounding, tensor_rounding
 #include <sys/cdefs.h>           // __BEGIN_DECLS
 
-// A range of the flat buffers, of any number of tensors.
 struct muon_momentum_range {
     const void *grads; // (n) FORMAT_FP32 or FORMAT_BF16
     enum state_format grads_format;
@@ -20,9 +19,8 @@ __BEGIN_DECLS
 // With g = grads * check->grad_scale:
 //   momentum = mu momentum + (1 - mu) g
 //   update = mu momentum + (1 - mu) g, of the new momentum, with nesterov; else momentum
-// in fp32. The update takes the momentum before it is rounded; the stored momentum is rounded to nearest. Where the
-// check is not finite the momentum keeps every byte, and the update is 0. check (1) NULL: scale 1, finite. In gaps
-// between tensors momentum is not written, and update may become 0.
+// in fp32, before the stored momentum is rounded to nearest. Where the check is not finite the momentum keeps every
+// byte, and the update is 0. check (1) NULL: scale 1, finite. In gaps momentum is not written, and update may become 0.
 void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, const struct gradient_check *check,
                    struct device *dev);
 
@@ -60,13 +58,11 @@ static inline struct muon_factors muon_factors_of(const struct muon_step_range *
     const struct muon_factors f = {r->lr, (float)decay, (float)(1 - decay)};
     return f;
 }
-// Returns a tensor's factors, f being the step's: with its lr_scale, and decayed only where the tensor decays.
 HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const struct flat_tensor *tensor) {
     f.lr *= tensor->lr_scale;
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-// Whether parameters are rounded stochastically: bf16 ones without a remainder.
 HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
     return sizeof(floatX) < sizeof(float) && !r->remainder;
 }

@@ -4,7 +4,6 @@
 
 #ifdef TARGET_CUDA
 
-// Does newton_schulz_normalize, four elements a thread.
 static __global__ void newton_schulz_normalize_kernel(floatX *x, const double *squares, double divisor, int64_t n) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
@@ -19,7 +18,6 @@ void newton_schulz_normalize(floatX *x, const double *squares, double divisor, i
            n);
 }
 
-// Does newton_schulz_narrow, four elements a thread.
 static __global__ void newton_schulz_narrow_kernel(floatX *out, const float *in, int64_t n) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
@@ -33,7 +31,6 @@ void newton_schulz_narrow(floatX *out, const float *in, int64_t n, struct device
     LAUNCH(dev, newton_schulz_narrow_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
 }
 
-// Does newton_schulz_polynomial, four elements a thread.
 static __global__ void newton_schulz_polynomial_kernel(floatX *square, const floatX *gram, float a, float b, float c,
                                                        int side, int64_t n) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;

@@ -2,15 +2,14 @@
 // (github.com/bitsandbytes-foundation/bitsandbytes: get_4bit_type and create_dynamic_map in functional.py, dQuantizeNF4
 // and kQuantizeBlockwise in csrc/kernels.cu).
 //
-// The elements of a matrix, row after row, are cut into blocks of 64. A block's absmax is its largest magnitude. An
-// element's code is the number of the level nearest to element / absmax, in a tie the lower level's. Two neighbors
-// share a byte, the first in its upper half. Absmaxes take 8 bits each ("double quantization"): less their mean, they
-// are cut into blocks of 256, divided by the block's largest magnitude, and stored as the code of the nearest value of
-// the dynamic map. That is 4 + 8 / 64 + 32 / (64 256) = 4.127 bits an element.
+// The elements of a matrix, row after row, are cut into blocks of 64, whose absmax is their largest magnitude. A code
+// is the number of the level nearest to element / absmax, in a tie the lower level's. Two neighbors share a byte, the
+// first in its upper half. Absmaxes take 8 bits ("double quantization"): less their mean, in blocks of 256, divided by
+// the block's largest magnitude, as the code of the dynamic map's nearest value. That is 4 + 8 / 64 + 32 / (64 256) =
+// 4.127 bits an element.
 //
-// An element read back is level * absmax in fp32, rounded once to floatX: the bits that bitsandbytes' kernels give for
-// these codes. An absmax gets the nearest code, as by bitsandbytes' CUDA kernel; its CPU kernel looks codes up by 16
-// bits, and takes a neighbor for some.
+// An element read back is level * absmax in fp32, rounded once to floatX: bitsandbytes' bits. An absmax gets the
+// nearest code, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and takes a neighbor for some.
 #pragma once
 #include "kernels/device.cuh"      // floatX, HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits
@@ -70,7 +69,6 @@ struct nf4_matrix {
     float *absmax_mean;    // (1)
 };
 
-// The number of blocks of a matrix of n elements.
 HOST_DEVICE int64_t nf4_blocks(int64_t n) { return (n + NF4_BLOCK - 1) / NF4_BLOCK; }
 // The number of blocks that the absmaxes of a matrix of n elements are cut into.
 HOST_DEVICE int64_t nf4_absmax_blocks(int64_t n) { return (nf4_blocks(n) + NF4_ABSMAX_BLOCK - 1) / NF4_ABSMAX_BLOCK; }
@@ -89,12 +87,10 @@ HOST_DEVICE float nf4_product(float a, float b) {
     return product;
 #endif
 }
-// Returns the absmax of block `block`, decoded.
 HOST_DEVICE float nf4_absmax(const struct nf4_matrix *from, int64_t block) {
     return nf4_product(nf4_map_value(from->absmax_codes[block]), from->absmax_scales[block / NF4_ABSMAX_BLOCK]) +
            *from->absmax_mean;
 }
-// Returns the code of element i, 0 to 15.
 HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
     return (uint32_t)from->codes[i / 2] >> (i % 2 ? 0 : 4) & 15u;
 }

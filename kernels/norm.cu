@@ -28,7 +28,6 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-// The slots that row_sums has in forward: one for each of a row's three sums. The amax's words lie after them.
 enum { NORM_FORWARD_SLOTS = 3 };
 
 // Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
@@ -128,7 +127,6 @@ DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean,
     return largest;
 }
 
-// Computes rows as norm_forward_row does, a row by THREADS threads, and merges their amax.
 template <int THREADS, int PACKS, bool AMAX>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
@@ -143,7 +141,6 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_SLOTS * (NORM_THREADS / 32) * 4);
 }
 
-// Enqueues norm_forward where delta is NULL, else residual_norm_forward.
 static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                 struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
@@ -183,13 +180,11 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
-// The number of runs of rows, a block's each: the runs' sums in the workspace are added up in a fixed order.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_chunks(N, C); }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     return gpu_norm_backward_bytes(N, C);
 }
 
-// The slots that row_sums has in backward: one for each of a row's three sums, twice. The amax's words lie after them.
 enum { NORM_BACKWARD_SLOTS = 6 };
 
 // Returns where in shared memory, after norm_groups_reduce's floats, a thread has its sums of dx's columns of pack j: a
@@ -199,8 +194,7 @@ enum { NORM_BACKWARD_SLOTS = 6 };
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
-// Loads this thread's sums of dx's columns of pack j, at column c: from `held`, shared memory, or `run` (C), as
-// norm_dx_sums_shared says.
+// Loads this thread's sums of dx's columns of pack j, at column c, from where norm_dx_sums_shared says. run: (C).
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_floats *held, const float *run, int j, int c,
                                                        int C) {
@@ -208,7 +202,6 @@ DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_float
         return floats_load_some(run + c, C - c);
     return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared(j), NORM_THREADS * 16);
 }
-// Stores what norm_dx_sums_load loads.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, const struct packed_floats &sums, int j,
                                         int c, int C) {
@@ -373,7 +366,6 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
            NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs, add);
 }
 
-// Does residual_forward of n elements, a pack a thread.
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,
                                                float scale, struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
@@ -404,7 +396,6 @@ DEVICE_FUNCTION struct packed residual_backward_pack(struct packed_floats d, flo
     }
     return packed_from_floats(d);
 }
-// Does residual_backward of n elements without sums of columns, a pack a thread.
 static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, float scale,
                                                 struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
@@ -417,8 +408,7 @@ static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *do
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
     return gpu_residual_backward_chunks(N, C);
 }
-// Does residual_backward with sums of columns: a block takes 32 packs of the columns of a chunk's rows, a lane one of
-// these, a warp every 8th row.
+// Does residual_backward with sums of columns: a block takes 32 packs of columns of a chunk, a warp every 8th row.
 static __global__ void __launch_bounds__(NORM_THREADS)
     residual_backward_columns_kernel(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
                                      struct dropout dropout) {

@@ -21,9 +21,7 @@ void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are
                   const floatX *bias,   // (C); NULL: none
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
-// The number of parts of the rows whose column sums norm_backward leaves in dx_partial.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
-// Returns the workspace of norm_backward.
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
 // Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
@@ -48,8 +46,7 @@ void residual_forward(floatX *sum,         // (N, C); may be x or delta
                       const floatX *delta, // (N, C)
                       int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
 
-// Does residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are the same as after
-// the two calls, which recomputation may make instead.
+// Does residual_forward, then norm_forward of the rounded sum, in one pass over memory, with the two calls' bits.
 void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            floatX *out,          // (N, C); NULL: only the statistics are written
                            float *mean,          // (N); NULL: not written
@@ -61,7 +58,6 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                            struct device *dev);
 
-// The number of parts of the rows whose column sums residual_backward leaves in `partial`.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
 // `partial` gets sums of ddelta's columns, as stored, over parts of the rows.

@@ -56,8 +56,7 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     }
 }
 
-// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd NULL: not written; bias NULL:
-// none.
+// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd: NULL: not written.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                                   const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];
@@ -91,8 +90,7 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
     }
 }
 
-// Rows that norm_forward takes at a time. In fp32, which needs no conversions, one row is as fast from the caches, and
-// from memory it is one long stream.
+// Rows that norm_forward takes at a time. In fp32, without conversions, one row is as fast, and one long stream.
 enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 
 // Computes norm_forward of rows n to end - 1 of the arrays, NORM_FORWARD_ROWS at most, without the amax. Not inlined:
@@ -129,8 +127,7 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
-// sums[c] += the sum over the rows of x (rows, C); does nothing where sums is NULL. x is what an op has just stored, a
-// part that the nearest cache still holds.
+// sums[c] += the sum over the rows of x (rows, C), which the nearest cache still holds; sums NULL: does nothing.
 static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, int C) {
     for (int64_t r = 0; r < rows && sums != NULL; r++) {
 #pragma omp simd
@@ -220,8 +217,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, for the
-// reason that norm_rows gives.
+// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is the mask's element `first`. Not inlined (norm_rows).
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, float scale,
                                                         struct dropout dropout) {
@@ -265,8 +261,7 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     }
 }
 
-// ddelta[i] = dout[i] times scale and the dropout scales, i < count; dout[0] is element `first` of the mask. Not
-// inlined, for the reason that norm_rows gives.
+// ddelta[i] = dout[i] times scale and dropout scales; dout[0] is the mask's element `first`. Not inlined (norm_rows).
 __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta, const floatX *dout, int64_t first,
                                                                  int64_t count, float scale, struct dropout dropout) {
     for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {

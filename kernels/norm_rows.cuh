@@ -8,10 +8,9 @@
 #include "kernels/packed_floats.cuh" // packed_to_floats
 #include "kernels/reduce.cuh"        // lanes_sum
 
-// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; in qk_norm.cu also
-// of part of a warp. Each of the THREADS threads has every THREADS-th pack (16 bytes) of the row: PACKS of them, held
-// in registers so that memory is read once, or, with PACKS = 0, any number at any alignment, read again in each pass.
-// The choice depends only on C and alignments.
+// A row is the work of a warp where a lane's share fits its registers, else of a block; in qk_norm.cu also of part of a
+// warp. Each of the THREADS threads has every THREADS-th pack (16 bytes) of the row: PACKS of them, held in registers,
+// or, with PACKS = 0, any number at any alignment, read again in each pass. Only C and alignments decide.
 enum { NORM_THREADS = 256 };
 
 // Calls f(j, c) for each of this thread's packs: j is its number, 0 where PACKS = 0, and c its first column.
@@ -28,13 +27,10 @@ template <int THREADS, int PACKS, class F> DEVICE_FUNCTION void row_packs(int C,
         for (int c = thread * PACK; c < C; c += THREADS * PACK)
             f(0, c);
 }
-// Loads the pack at column c of a row of C: in one aligned access, or with PACKS = 0 at any alignment, 0 past the row's
-// end.
+// Loads the pack at column c of C: in one aligned access, or with PACKS = 0 at any alignment, 0 past the row's end.
 template <int PACKS> DEVICE_FUNCTION struct packed row_load(const floatX *row, int c, int C) {
     return PACKS > 0 ? packed_load(row + c) : packed_load_some(row + c, C - c);
 }
-// Stores the pack at column c of a row of C: in one aligned access, or with PACKS = 0 at any alignment, nothing past
-// the row's end.
 template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0)
         packed_store(row + c, value);
@@ -42,15 +38,13 @@ template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct pa
         packed_store_some(row + c, value, C - c);
 }
 
-// Returns pack j of the row, at column c: from registers, or read again.
 template <int PACKS>
 DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const floatX *row, int j, int c, int C) {
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
-// Replaces each x[k] by its sum over the row's threads. All lanes of the warp call, or all threads of the block where
-// THREADS > 32: then warps exchange partial sums in shared memory, in COUNT slots from `slot` on, which are free again
-// after the first barrier that follows the call.
+// Replaces each x[k] by its sum over the row's threads. All lanes of the warp call, or for THREADS > 32 all threads of
+// the block: warps exchange sums in COUNT slots of shared memory from `slot` on, free again after the next barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -102,8 +96,7 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 
 enum { NORM_REDUCE_THREADS = 1024 };
 // a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. A
-// warp adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. a or b NULL: not wanted;
-// without b the grid may leave out its columns.
+// warp adds every 32nd run of 32 columns, the first one then all warps' sums. a or b NULL: not wanted.
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -130,9 +123,8 @@ static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
 #else
 #include "kernels/vectors_floatx.cuh" // ALWAYS_INLINE
 
-// Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' chains take no longer than
-// one row's. The hardware's prefetchers do not follow such short turns between rows, so the loops prefetch the same
-// columns of the next rows.
+// Rows that are taken at a time. Sums are chains of dependent additions: four rows' take no longer than one's. The
+// hardware's prefetchers do not follow such short turns: the loops prefetch the next rows.
 enum { NORM_ROWS = 4 };
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
@@ -140,7 +132,6 @@ enum { NORM_ROWS = 4 };
 // are added in the order of the runs, so that the result doesn't depend on the number of threads.
 enum { NORM_BACKWARD_RUNS = 128 };
 
-// The number of runs that N rows are cut into on the cpu target.
 static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
 
 // Columns of a cache line: a run's row of sums is padded to whole lines, and so to whole vectors.
@@ -151,8 +142,7 @@ static inline int64_t norm_sum_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }
 
-// to[c] = the runs' sum of column c, c < count, or += it where `add`. Reads `lines` cache lines, 1 or 2, of each run of
-// `sums`, which begin `stride` floats apart.
+// to[c] = the runs' sum of column c, c < count, or += it where `add`. Reads `lines` cache lines, 1 or 2, of each run.
 ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count, bool add,
                                   const int lines) {
     float total[2 * NORM_SUM_COLUMNS] = {0};
@@ -165,9 +155,8 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
         to[c] = add ? to[c] + total[c] : total[c];
 }
 
-// to (C) = the runs' sums of columns, or += them where `add`; does nothing where `to` is NULL. Runs of `sums` begin
-// `stride` floats apart, a multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time: runs are far apart, and
-// one line at a time would wait for each.
+// to (C) = the runs' sums of columns, or += them where `add`; NULL: does nothing. Runs begin `stride` floats apart, a
+// multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time, as one would wait for each far run.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
     if (to == NULL)
         return;

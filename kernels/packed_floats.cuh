@@ -1,5 +1,4 @@
-// fp32 values for the elements of one 16-byte access of floatX, for CUDA kernels: converted elements, parts of fp32
-// arrays, and dropout scales.
+// fp32 values for the elements of a 16-byte access of floatX: converted elements, fp32 arrays, dropout scales.
 #pragma once
 #include "kernels/device.cuh"      // floatX, DEVICE_FUNCTION
 #include "kernels/packed.cuh"      // struct packed, PACK
@@ -13,7 +12,6 @@ struct packed_floats {
     float x[PACK];
 };
 
-// Returns the pack's elements in fp32.
 DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from) {
     struct packed_floats result;
 #ifdef PRECISION_BF16
@@ -94,7 +92,6 @@ DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats
         store_shared_floats(to + (uint32_t)(i / 4) * stride, four);
     }
 }
-// Loads what floats_store_shared stored with the same stride.
 DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t stride = 16) {
     struct packed_floats result;
 #pragma unroll

@@ -2,10 +2,8 @@
 //
 // With CUDA_EMULATED defined (the emulator's build, test/emu/) the same functions are compiled by the host compiler: a
 // model says which lane holds which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for
-// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses throughout. g = lane / 4, t = lane
-// % 4.
-//
-// Shared memory is read and written only through these wrappers, so that the emulator sees each access.
+// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses, and read and written only through
+// these wrappers, so that the emulator sees each access. g = lane / 4, t = lane % 4.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // fp8_encode
 #include <stdint.h>            // uint32_t
@@ -26,8 +24,7 @@ struct word_x4 {
     uint32_t x[4];
 };
 
-// Returns x. The compiler can't know that the value is the same as last time, and so computes again what depends on it
-// instead of keeping that in registers.
+// Returns x, which the compiler can't know to be the same as last time: what depends on it is not kept in registers.
 PTX_FUNCTION int hide_value(int x) {
 #if defined(__CUDACC__)
     asm volatile("" : "+r"(x));
@@ -78,7 +75,6 @@ PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 8, valid);
 #endif
 }
-// Closes a group of this thread's copies, for cp_async_wait.
 PTX_FUNCTION void cp_async_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -311,8 +307,7 @@ PTX_FUNCTION float add_rounded(float x, float y) {
 #endif
 }
 
-// Packs four floats as FP8 codes in one word, the first in the lowest byte, with the bits of fp8_encode. Compute
-// capabilities below 8.9 have no instruction for it.
+// Packs four floats as FP8 codes in one word, the first in the lowest byte, with fp8_encode's bits, also below 8.9.
 PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t low, high;

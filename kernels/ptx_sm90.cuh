@@ -57,8 +57,7 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
-// Sets up a barrier, by one thread; mbarrier_init_fence follows. Each of its phases completes after `arrivals` arrivals
-// and all the bytes that these expect.
+// Sets up a barrier, by one thread; mbarrier_init_fence follows. A phase completes after `arrivals` and expected bytes.
 PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -128,8 +127,7 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
-// Returns a policy for copies by which the L2 cache replaces their lines before all others, as for what nobody reads
-// again. It is a hint, and changes no result.
+// Returns a policy by which the L2 cache replaces a copy's lines before all others. It is a hint.
 PTX_FUNCTION uint64_t l2_evict_first(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -173,7 +171,6 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Copies as the tma_load_4d without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3, uint64_t policy) {
 #if defined(__CUDACC__)
@@ -186,8 +183,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, after async_proxy_fence and a barrier, in
-// the bulk group that bulk_commit closes.
+// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, under bulk_store's conditions.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -197,8 +193,7 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy `bytes` to shared memory; they count for the barrier, which must expect them. `bytes` and the
-// addresses are multiples of 16.
+// Begins to copy `bytes` to shared memory, which the barrier must expect; `bytes` and addresses: multiples of 16.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -208,7 +203,6 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
-// Copies as the bulk_load without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
@@ -231,7 +225,6 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
-// Copies as the bulk_store without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
@@ -243,9 +236,7 @@ PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t p
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
-// Begins to add `bytes` of floats in shared memory to the floats at `to` in global memory, each atomically, after
-// async_proxy_fence and a barrier, in the bulk group that bulk_commit closes. `bytes` and the addresses are multiples
-// of 16.
+// Begins to add `bytes` of floats in shared memory to floats at `to`, each atomically, under bulk_store's conditions.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
@@ -256,7 +247,6 @@ PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
     emu_bulk_store(to, from, bytes, true);
 #endif
 }
-// Adds as the bulk_reduce_add without a policy. policy: by l2_evict_first or l2_evict_last.
 PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes, uint64_t policy) {
 #if defined(__CUDACC__)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(
@@ -326,7 +316,6 @@ PTX_FUNCTION void wgmma_fence(void) {
     emu_wgmma_fence();
 #endif
 }
-// Closes a group of the warpgroup's wgmmas, for wgmma_wait.
 PTX_FUNCTION void wgmma_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -445,8 +434,7 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// acc = or += A . B, as wgmma_shared, with A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..),
-// (g + 8, 2t + 8..) of the warp's 16 rows.
+// acc = or += A . B, as wgmma_shared, A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..).
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");

@@ -12,8 +12,7 @@
 // With two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
 enum { QK_PACKS = 2 };
 
-// Calls LAUNCH_ROWS(threads, packs) with the threads that rows of up to `longest` elements take, and the packs of each.
-// `whole`: the arrays are aligned to 16 bytes.
+// Calls LAUNCH_ROWS(threads, packs) for rows of up to `longest` elements. `whole`: the arrays are aligned to 16 bytes.
 #define QK_ROWS_DISPATCH(LAUNCH_ROWS, longest, whole)                                                                  \
     do {                                                                                                               \
         const int packs_ = blocks_for(longest, PACK);                                                                  \
@@ -34,7 +33,6 @@ enum { QK_PACKS = 2 };
         else                                                                                                           \
             LAUNCH_ROWS(NORM_THREADS, 8);                                                                              \
     } while (0)
-// The number of elements of the longest row of q and k.
 static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
@@ -47,11 +45,9 @@ template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct
         row_store<PACKS>(row, value, c, C);
 }
 
-// Forward's shared memory has a block's partial sums, in QK_STAGED bytes, and after them, where rows are rotated,
-// copies of the block's rows.
+// Forward's shared memory: QK_STAGED bytes of a block's partial sums, then, where rows are rotated, the block's rows.
 enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 
-// Four neighboring floats, loaded in one access.
 struct qk_four {
     float x[4];
 };
@@ -63,7 +59,6 @@ DEVICE_FUNCTION struct qk_four qk_load_angles(const float *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
-// Stores a pack in shared memory; `to` is aligned to 16 bytes.
 DEVICE_FUNCTION void qk_store_shared_pack(uint32_t to, const struct packed &x) {
     struct float_x4 words;
     memcpy(&words, &x, sizeof words);
@@ -199,8 +194,7 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
 }
 
 // Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on: d becomes
-// dx. sums (C) gets the run's dweight. rstd: of these rows of the first token. All threads of the block call. `turn`
-// alternates between the two sets of slots in which a block's warps exchange sums.
+// dx; sums (C) = the run's dweight. rstd: of these rows. All threads call. `turn` alternates between two sets of slots.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -352,7 +346,6 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
     }
 }
 
-// The number of floats in the workspace for a run of tokens: as in norm_backward, each run has sums of its own.
 static inline int64_t qk_norm_sum_columns(struct qk_rows rows) {
     return norm_sum_columns(rows.q_width) + norm_sum_columns(rows.k_width);
 }
@@ -362,9 +355,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
-// Does backward for `rows` <= NORM_ROWS rows of C elements, of which d becomes dx; dweight_sum (norm_sum_columns(C)) +=
-// dout * y. The next token's rows, `ahead` elements further, are prefetched: with two arrays in turns of a few rows the
-// hardware's prefetchers fall behind.
+// Does backward for `rows` <= NORM_ROWS rows of C elements: d becomes dx, dweight_sum (norm_sum_columns(C)) += dout *
+// y. Prefetches the next token's rows, `ahead` elements further, which the hardware's prefetchers miss.
 ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int C, bool one_plus, int64_t ahead, const int rows) {
     const vec offset = vec_set(norm_weight_offset(one_plus));

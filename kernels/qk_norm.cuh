@@ -1,9 +1,6 @@
 // QK-norm (Dehghani et al. 2023, arXiv 2302.05442): RMSNorm of queries and keys, before their rotary embedding, by
-// learned weights, with statistics in fp32. It normalizes each head by itself (Qwen 3, Gemma 3), or all query heads of
-// a token as one row and all its key heads as another (OLMo 2).
-//
-// Either way a token is a number of rows, one after the other: q's, k's, and v's, which pass unchanged. A row is a head
-// or, in full width, all heads.
+// learned weights, with statistics in fp32. A token is a number of rows, q's, k's, and v's, which pass unchanged: a row
+// is a head (Qwen 3, Gemma 3) or, in full width, all heads (OLMo 2).
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions, token_position
@@ -24,9 +21,8 @@ struct qk_norm_rotary {
 };
 
 __BEGIN_DECLS
-// out = x * rstd * weight for each row x of q and k (a head; in full width all heads of a token),
-// rstd = 1 / sqrt(mean(x^2) + epsilon), then rotated where there is a table: in one pass over memory the bits of
-// rope_forward after a norm without a table. v's rows pass unchanged.
+// out = x * rstd * weight for each row x of q and k, rstd = 1 / sqrt(mean(x^2) + epsilon), then rotated where there is
+// a table: in one pass the bits of rope_forward after a norm. v's rows pass unchanged.
 void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                      const floatX *qkv, // (N, (H + 2 Hkv) D)
@@ -34,7 +30,6 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      const floatX *wk,  // (D), in full width (Hkv D)
                      int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
-// Returns the workspace of qk_norm_backward.
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
 // Turns dqkv from the gradient of what the norm of qk_norm_forward gives, before rotation, into the gradient of qkv.
 // Computes, with y = x * rstd and g = dout * weight,
@@ -55,7 +50,6 @@ struct qk_rows {
     int q_rows, k_rows, q_width, k_width;
     int width; // of a token
 };
-// Returns the rows of a token of this shape: heads, or in full width all q heads and all k heads.
 static inline struct qk_rows qk_rows_of(struct qk_norm_shape s) {
     const struct qk_rows heads = {s.H, s.Hkv, s.D, s.D, (s.H + 2 * s.Hkv) * s.D},
                          whole = {1, 1, s.H * s.D, s.Hkv * s.D, (s.H + 2 * s.Hkv) * s.D};

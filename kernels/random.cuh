@@ -1,10 +1,9 @@
 // Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
 // A value depends only on its key and counter, so that a dropout mask is never stored, a recomputed mask is the same,
-// and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of block
-// e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask; or, with the highest bit set,
-// the upper half of a stream's number (initialization, sampling, shuffling); or, with the bit below it set, a tensor
-// and what of it is rounded.
+// and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of block e /
+// 4. The counter's fourth word has layer and use of a dropout mask; or, with the highest bit set, the upper half of a
+// stream's number (initialization, sampling, shuffling); or, with the bit below it, a tensor and what of it is rounded.
 #pragma once
 #include "kernels/device.cuh"      // uint32_t, uint64_t, bf16
 #include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn, float_bits
@@ -22,7 +21,6 @@ enum dropout_use {
     DROPOUT_USES // the uses of LoRA's adapters follow, one for each linear layer
 };
 
-// Identifies a dropout mask. With p = 0 there is no dropout.
 struct dropout {
     float p; // probability of an element to become 0; the others are scaled by 1 / (1 - p)
     uint64_t seed, step;
@@ -69,8 +67,7 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// Returns the four words that Philox makes of a counter and a key (k0, k1). The counter's words lie in 64-bit
-// variables, as the products do, so that the compiler's vectors have lanes of one width.
+// Returns the words that Philox makes of a counter and a key (k0, k1), in 64-bit variables for the compiler's vectors.
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                            uint32_t k0, uint32_t k1) {
     uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
@@ -150,17 +147,14 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 }
 #endif
 
-// Returns the counter's third word of a rounding: its step.
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
 // Returns the counter's fourth word of a rounding: the second highest bit, its tensor and its use.
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
-// Returns the random words of elements [at, at + 4) of the range; at: a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
     const uint64_t block = (uint64_t)(r.first + at) / 4;
     return philox4x32((uint32_t)block, (uint32_t)(block >> 32), rounding_counter2(r), rounding_counter3(r),
                       (uint32_t)r.seed, (uint32_t)(r.seed >> 32));
 }
-// Writes the random words of elements [at, at + PHILOX_CHUNK) of the range; at: a multiple of 4.
 static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at) {
     philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
 }
@@ -178,7 +172,6 @@ static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t elem
     return uniform_from_word(four.word[element % 4]);
 }
 
-// Returns 0, or 1 / (1 - p) where the element is kept.
 HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)dropout_step(d),

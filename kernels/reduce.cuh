@@ -1,5 +1,4 @@
-// Reductions over lanes of a warp and over a block, for CUDA kernels. The order is fixed, so that the same values give
-// the same bits; every thread gets the result.
+// Reductions over lanes of a warp and over a block, in a fixed order; every thread gets the same bits.
 #pragma once
 #include "kernels/device.cuh" // DEVICE_FUNCTION
 #include "kernels/ptx.cuh"    // shared memory, shuffle_xor_double

@@ -18,7 +18,6 @@ static void rope_rotate_all(floatX *qkv, const float *table, struct token_positi
 // the bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
-// Stores a pack: in one access where WHOLE, else its first `count` elements at any alignment.
 template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct packed &x, int count) {
     if (WHOLE)
         packed_store(to, x);
@@ -26,8 +25,7 @@ template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct p
         packed_store_some(to, x, count);
 }
 // Rotates this thread's packs of `rows` tokens, in the first `heads` of row_heads heads. WHOLE: D/2 is a multiple of
-// PACK, and the arrays are aligned to 16 bytes. AMAX: v's heads are read too. Returns the largest magnitude that the
-// thread has stored, or read of v; 0 without AMAX.
+// PACK, and the arrays are aligned to 16 bytes. Returns the largest magnitude stored, or read of v; 0 without AMAX.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {
@@ -73,7 +71,6 @@ DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, stru
             largest = amax_with_packed(amax_with_packed(largest, a[h], count), b[h], count);
     return largest;
 }
-// Rotates as rope_rotate_packs does, and merges the amax.
 template <bool WHOLE, bool AMAX>
 static __global__ void __launch_bounds__(ROPE_THREADS)
     rope_kernel(floatX *qkv, const float *table, struct token_positions positions, int64_t rows, int T, int row_heads,

@@ -1,6 +1,5 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2. A table has for each position the angles by which pairs are rotated, and an amplitude that
-// multiplies them.
+// element i + D/2. A table has each position's angles, and an amplitude that multiplies them.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions
@@ -34,8 +33,7 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 }
 #else
 __BEGIN_DECLS
-// Rotates the first `heads` heads of one token in place; direction: 1, or -1 for the inverse. Not inlined:
-// qk_norm_forward must give the same bits, and so runs the same code.
+// Rotates the first `heads` heads of a token; direction -1: the inverse. Not inlined, for qk_norm_forward's same bits.
 void rope_rotate(floatX *token,          // (heads * D, and more)
                  const float *table_row, // (D): D/2 cosines, D/2 sines
                  int heads, int D, float direction);

@@ -1,6 +1,5 @@
 // The table of cosines and sines that rotary embedding reads, for each way of scaling the frequencies of a model that
-// is to reach further than it was trained for. Scaling changes only the table: the frequency of a pair, and the
-// amplitude of what is rotated. Computed in double: at position 100,000 an angle in fp32 would be off by 0.004.
+// is to reach further than it was trained for. In double: at position 100,000 an angle in fp32 would be off by 0.004.
 #pragma once
 #include <math.h>    // pow, log, cos, sin
 #include <stdbool.h> // bool
@@ -36,7 +35,6 @@ struct rope_settings {
     int longest; // longrope: the longest sequence of the run; above original_positions the long factors are taken
 };
 
-// Returns settings without scaling, which rotate whole heads.
 static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
 // Returns the angle between neighboring positions of pair i < D/2; 0 for a pair that is not rotated.
@@ -59,11 +57,9 @@ static inline struct rope_settings rope_unscaled(int head_dim, double theta) {
 }
 
 static inline double rope_clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
-// Returns original_positions; where that is 0, max_positions.
 static inline double rope_original_positions(const struct rope_settings *s) {
     return s->original_positions > 0 ? s->original_positions : s->max_positions;
 }
-// Returns factor; where that is 0, max_positions / original_positions.
 static inline double rope_factor(const struct rope_settings *s) {
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
@@ -87,13 +83,11 @@ static inline double rope_yarn_frequency(const struct rope_settings *s, int i, d
     const double scaled = rope_clamp((i - low) / (high - low), 0, 1);
     return w * (1 - scaled + scaled / rope_factor(s));
 }
-// Returns the frequency of a pair under ROPE_LLAMA3. w: without scaling.
 static inline double rope_llama3_frequency(const struct rope_settings *s, double w) {
     const double turns = s->original_positions * w / (2 * M_PI);
     const double kept = rope_clamp((turns - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor), 0, 1);
     return w * (kept + (1 - kept) / s->factor);
 }
-// Returns the frequency of pair i under ROPE_LONGROPE. w: without scaling.
 static inline double rope_longrope_frequency(const struct rope_settings *s, int i, double w) {
     const double *factors = s->longest > rope_original_positions(s) ? s->long_factors : s->short_factors;
     return w / factors[i];
@@ -116,8 +110,7 @@ static inline double rope_frequency(const struct rope_settings *s, int i) {
 static inline double rope_yarn_mscale(double mscale, double factor) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
-// Returns attention_factor; where that is 0, the amplitude that YaRN derives from the factor, by mscale and
-// mscale_all_dim where neither is 0.
+// Returns attention_factor; 0: what YaRN derives from the factor, by mscale and mscale_all_dim if neither is 0.
 static inline double rope_yarn_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)

@@ -1,11 +1,10 @@
-// The 8-bit codes of a block of moments. A code stands for a magnitude in units of the block's scale, its largest
-// magnitude.
+// The 8-bit codes of a block of moments: magnitudes in units of the block's scale, its largest magnitude.
 //
 // Dettmers, "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the
 // midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1
-// instead of 0.993, and both signs (bit 7 of the byte) use the same magnitudes, so that the extreme of a block,
-// positive or negative, is exact, and with it the scale: quantizing twice is quantizing once. Roots of second moments:
-// n = 2, and 1 after the 254. What is not 0 never becomes 0 here: where v were 0 and m is not, only eps would divide.
+// instead of 0.993, for both signs (bit 7 of the byte), so that a block's extreme is exact, and with it the scale:
+// quantizing twice is quantizing once. Roots of second moments: n = 2, and 1 after the 254. What is not 0 never becomes
+// 0: where v were 0 and m is not, only eps would divide.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits, float_from_bits
@@ -95,13 +94,11 @@ HOST_DEVICE float code_scale(uint32_t largest) {
 }
 // Returns the scale of a block of roots: the root of code_scale. largest: the bits of the largest second moment.
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
-// Returns 1 / scale; 0 where the scale is 0.
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // Returns the index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last
-// index is `last`; 0 only where y is under half the first magnitude. Uses comparisons and arithmetic, which vectorize,
-// in place of a search: the border between two decades, in the middle between its neighbors, is a whole part above the
-// power of ten. A number as near to two magnitudes within rounding is either's.
+// index is `last`; 0 only where y is under half the first. By comparisons and arithmetic, which vectorize: the border
+// between two decades is a whole part above the power of ten. Halfway, within rounding, either may result.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \
@@ -124,18 +121,15 @@ HOST_DEVICE int code_nearest(float y, float n, int last) {
     return y >= 0.5e-6f * (0.1f + 0.45f / n) ? index : 0;
 }
 
-// Returns the code of x, a first moment; inverse: code_inverse of the block's scale.
 HOST_DEVICE uint8_t code_of(float x, float inverse) {
     const int index = code_nearest(fabsf(x) * inverse, 1, CODE_LAST);
     return (uint8_t)(index > 0 && x < 0 ? index | CODE_NEGATIVE : index);
 }
-// Returns the first moment that a code stands for in a block of that scale.
 HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x a second moment; 0 only where x is 0. inverse: code_inverse of the block's
-// root_code_scale.
+// Returns the code of x's root, x a second moment; 0 only where x is 0. inverse: of root_code_scale.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

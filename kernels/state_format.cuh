@@ -35,7 +35,6 @@ HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     }
     return 0;
 }
-// The number of bytes of n elements; a last block that is not full counts whole.
 HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) {
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
@@ -48,13 +47,11 @@ HOST_DEVICE bf16 split_high(float master) {
     high.bits = (uint16_t)((bits + 0x8000u) >> 16);
     return high;
 }
-// Returns the lower 16 bits of a master weight, which split_join needs beside its parameter.
 HOST_DEVICE uint16_t split_low(float master) {
     uint32_t bits;
     memcpy(&bits, &master, sizeof bits);
     return (uint16_t)bits;
 }
-// Returns the master weight, exactly, from its split_high and its split_low.
 HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     const uint32_t bits = ((uint32_t)high.bits - (low >> 15)) << 16 | low;
     float master;
@@ -135,7 +132,6 @@ static inline void state_decode_block(float *out, const void *block, enum state_
                                      : "remainders of master weights are no numbers without their parameters");
 }
 
-// Returns the largest magnitude of values (count), as bits.
 static inline uint32_t values_largest(const float *values, int count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -143,8 +139,7 @@ static inline uint32_t values_largest(const float *values, int count) {
         largest = code_largest(largest, values[i]);
     return largest;
 }
-// Encodes values (count) as the first elements of a block, each rounded to the nearest; the others stay as they are.
-// Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
+// Encodes values (count) as a block's first elements; the others stay. Ends the program for FORMAT_REMAINDER and _NONE.
 static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
     bf16 *rounded = (bf16 *)block;
     struct code_block *coded = (struct code_block *)block;

@@ -1,5 +1,4 @@
-// Tensor maps describe a tensor in global memory to TMA. The host makes them and passes them to a kernel as
-// `const __grid_constant__ struct tensor_map`.
+// Tensor maps describe a tensor in global memory to TMA: kernels take `const __grid_constant__ struct tensor_map`.
 #pragma once
 #include "kernels/device.cuh" // bf16, cuda_check, fail
 
@@ -31,7 +30,6 @@ static tensor_map_encode tensor_map_find_encoder(void) {
         fail("the driver has no tensor maps: CUDA 12.0 or newer is needed");
     return (tensor_map_encode)function;
 }
-// Returns what tensor_map_find_encoder finds, which is looked for once.
 static tensor_map_encode tensor_map_encoder(void) {
     static const tensor_map_encode encoder = tensor_map_find_encoder();
     return encoder;

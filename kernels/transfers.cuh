@@ -3,11 +3,10 @@
 //   cuda target   one stream for each direction beside the device's; host memory must be pinned
 //   cpu target    copied at once; with a bus rate a wait lasts until a bus of that rate would have carried the bytes
 //
-// A transfer begins when all work that was enqueued on the device before it is done. From there to transfer_wait nobody
-// else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they
-// began. Every transfer is waited for. Where a graph is recorded, a transfer that began within the recording is waited
-// for within it, and one that began before it is not: a graph that is launched again begins and waits for only its own
-// transfers. Where work is recorded in segments, transfers are between these and in no graph.
+// A transfer begins when all work that was enqueued on the device before it is done; transfers of one direction run in
+// order. Until transfer_wait, which must follow, nobody else may write its operands, nor read what it writes. A
+// transfer that began within a graph's recording is waited for within it, and only such a transfer is. Where work is
+// recorded in segments, transfers are between these and in no graph.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/device_memory.cuh"  // device_allocate, host_reserve
@@ -24,40 +23,33 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// Opens `t`, which transfers_close closes. bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to
-// take; 0, and on the cuda target: as fast as they are.
+// Opens `t`, for transfers_close. bus_gbps: 1e9 bytes a second each way that the cpu target imitates; 0: no bus.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
 // Waits for the transfers in flight, then closes `t`; does nothing where `t` is zeroed.
 static void transfers_close(struct transfers *t, struct device *dev);
-// Begins a copy of `bytes` between the device's memory and pinned memory of the host, after all work enqueued so far.
-// Until transfer_wait, which must follow, nobody else writes its operands or reads `to`. Returns a ticket, never 0.
+// Begins a copy of `bytes` between the device's and the host's pinned memory. Returns a ticket, never 0.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
 // Makes all work that is enqueued on the device from here on wait until the transfer is done. Ticket 0: nothing to wait
 // for. Aborts where the transfer began in another recording of a graph, or outside of this one.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Returns the seconds so far in which the device waited for transfers. 0, since not known, for transfers within graphs,
-// and on the cpu target without a bus rate.
+// Returns the seconds in which the device waited for transfers; 0, not known, within graphs and without a bus rate.
 static double transfers_waited_s(struct transfers *t);
 // Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
 // after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// Lets the cpu target, for tests, copy in this direction as late as it may: when a transfer is waited for. A missing
-// wait then leaves what was there before. (A buffer that is used while it is copied shows in the usual order, which
-// copies at the beginning.) The emulator has such orders of its own (EMU_STREAMS).
+// Lets the cpu target, for tests, copy in this direction only when a transfer is waited for: a missing wait shows. (A
+// buffer that is used while it is copied shows in the usual order.) The emulator has its own orders (EMU_STREAMS).
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction);
 
-// A ticket has the number of its transfer in its direction, from 1, the recording in which the transfer began (0:
-// none), and the direction.
+// A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
 enum { TICKET_RECORDING_BITS = 16, TICKET_NUMBER_SHIFT = TICKET_RECORDING_BITS + 1 };
-// Returns the ticket of transfer `number`, from 1, of a direction. recording: in which it began; 0: in none.
 static inline uint64_t transfer_ticket(enum transfer_direction direction, uint64_t recording, uint64_t number) {
     return number << TICKET_NUMBER_SHIFT | recording << 1 | (direction == TRANSFER_TO_DEVICE);
 }
 static inline enum transfer_direction transfer_direction_of(uint64_t ticket) {
     return ticket % 2 ? TRANSFER_TO_DEVICE : TRANSFER_TO_HOST;
 }
-// Returns the number of the recording in which the ticket's transfer began; 0: in none.
 static inline uint64_t transfer_recording_of(uint64_t ticket) {
     return ticket >> 1 & ((1u << TICKET_RECORDING_BITS) - 1);
 }
@@ -106,8 +98,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
-// Adds how long the device waited for a transfer whose events are recorded, if both events have happened. Not called
-// while a graph is recorded.
+// Adds how long the device waited for a transfer, if both its events have happened; not while a graph is recorded.
 static void transfer_measure_wait(struct transfers *t, int direction, int event) {
     float milliseconds = 0;
     if (!t->reaching[direction][event])
@@ -166,7 +157,6 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 }
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
 
-// Sets gbps by one copy each way, at once. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     uint64_t tickets[TRANSFER_DIRECTIONS];
@@ -230,8 +220,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 #ifndef TRANSFER_CLOCK_S // a test has a clock that other processes' work does not advance
 #define TRANSFER_CLOCK_S deadline_clock_s
 #define TRANSFER_SLEEP_UNTIL transfer_sleep_until
-// Returns when deadline_clock_s() is at_s. It sleeps most of the time and spins the rest: a sleep ends up to 0.1 ms
-// late, in which a bus carries megabytes.
+// Returns when deadline_clock_s() is at_s; spins at the end, as a sleep is up to 0.1 ms late, megabytes of a bus.
 static void transfer_sleep_until(double at_s) {
     const double spun_s = 2e-4;
     for (double left_s; (left_s = at_s - deadline_clock_s()) > 0;)
@@ -273,7 +262,6 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
 }
 
-// Sets gbps by one copy each way, one after the other. device_memory, host: 2 * bytes each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {

@@ -1,6 +1,5 @@
-// SIMD vectors of the CPU target in GNU C: as wide as the instruction set that this file is compiled for, with the few
-// operations that the compiler does not find by itself. On these stand vectors_floatx.cuh (pointwise ops and norms),
-// blocks.cuh (attention, matrix products) and xvec.cuh (decoding).
+// SIMD vectors of the CPU target in GNU C, as wide as the instruction set that this file is compiled for, with what the
+// compiler does not find by itself; for vectors_floatx.cuh, blocks.cuh and xvec.cuh.
 #pragma once
 #include "kernels/device.cuh" // bf16
 #if defined(__SSE2__)
@@ -26,7 +25,6 @@ typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neigh
 static inline vec vec_load(const float *p) { return *(const vec *)p; }
 // Stores LANES floats; p is aligned to their size.
 static inline void vec_store(float *p, vec x) { *(vec *)p = x; }
-// Returns x in every lane.
 static inline vec vec_set(float x) {
     const vec zero = {0};
     return x - zero;
@@ -61,8 +59,7 @@ static inline vec vec_min(vec a, vec b) {
 #endif
 }
 
-// Returns sum + a b, rounded once where the CPU can: left to the compiler, one instance of an inlined loop would round
-// otherwise than another.
+// Returns sum + a b, rounded once where the CPU can: the compiler might round instances of an inlined loop otherwise.
 static inline vec vec_fma(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -159,7 +156,6 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
     }
 }
 #else
-// Stores two vectors as bf16, as the definition by AVX-512 BF16 does.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const vec_words r0 = vec_round_bf16(x0) >> 16, r1 = vec_round_bf16(x1);
     typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));
@@ -244,7 +240,6 @@ static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
 }
 // Loads LANES words; p is aligned to their size.
 static inline vec_words vec_words_load(const word *p) { return *(const vec_words *)p; }
-// Returns x in every lane.
 static inline vec_words vec_words_set(word x) {
     const vec_words zero = {0};
     return x - zero;

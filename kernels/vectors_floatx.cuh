@@ -1,10 +1,9 @@
-// Arrays of floatX as SIMD vectors of floats: loads and stores at any alignment, ends of rows, and the functions that
-// activations and the loss are made of, of FLOATX_VECS vectors at a time. A function of one vector is a chain of
-// dependent operations, and a core's scheduler is too small to look through whole chains for work: so each step is made
-// for all the vectors before the next.
+// Arrays of floatX as SIMD vectors of floats: loads and stores at any alignment, ends of rows, and the functions of
+// activations and the loss, of FLOATX_VECS vectors at a time: each step is made for all of them before the next, since
+// one vector's is a chain of dependent operations, too long for a core's scheduler.
 //
-// Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a
-// twentieth of a rounding to bf16. Denormals may count as 0 in bf16.
+// Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a twentieth
+// of a rounding to bf16. Denormals may count as 0 in bf16.
 #pragma once
 #include "kernels/device.cuh" // floatX
 
@@ -21,7 +20,6 @@ typedef uint16_t half_words __attribute__((vector_size(2 * LANES), may_alias));
 typedef uint16_t half_words_anywhere __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 #ifdef PRECISION_BF16
-// Loads LANES elements in fp32.
 ALWAYS_INLINE vec floatx_load(const floatX *p) {
     const half_words halves = *(const half_words_anywhere *)p;
 #if defined(__AVX512BW__) // one operation; widening and shifting would be two, on the ports that additions need
@@ -32,7 +30,6 @@ ALWAYS_INLINE vec floatx_load(const floatX *p) {
     return (vec)(__builtin_convertvector(halves, vec_words) << 16);
 #endif
 }
-// Stores LANES floats, rounded to floatX.
 ALWAYS_INLINE void floatx_store(floatX *p, vec x) {
 #if defined(__AVX512BF16__)
     *(half_words_anywhere *)p = (half_words)_mm512_cvtneps_pbh((__m512)x);
@@ -51,7 +48,6 @@ ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 
 #if defined(__AVX512BW__) &&                                                                                           \
     defined(__AVX512VL__) // by masks: a call of memcpy in a row's loop would spill the registers
-// Returns a mask of the first `count` < 16 lanes.
 ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
 // Loads the first `count` < LANES floats; the other lanes are 0.
 ALWAYS_INLINE vec float_load_some(const float *p, int count) { return (vec)_mm512_maskz_loadu_ps(vec_mask(count), p); }
@@ -97,7 +93,6 @@ static inline vec float_load_some(const float *p, int count) {
     memcpy(padded, p, (size_t)count * sizeof *p);
     return float_load(padded);
 }
-// Stores the first `count` < LANES floats of x.
 static inline void float_store_some(float *p, vec x, int count) {
     float padded[LANES];
     float_store(padded, x);
@@ -170,7 +165,6 @@ ALWAYS_INLINE vec vec_divide(vec a, vec b) {
 #endif
 }
 
-// x[i] = 1 / (1 + e^-x[i])
 ALWAYS_INLINE void vecs_logistic(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = -x[i];
     vecs_exp(x);

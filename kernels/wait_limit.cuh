@@ -1,11 +1,9 @@
-// A time limit for the loops in which a thread waits for other threads or blocks (mbarrier_wait, wait_acquire). With
-// DEVICE_WAIT_LIMIT defined, in seconds, a wait that takes longer ends the kernel, and the message of the error that
-// the host then meets says which thread waited where for what; tests and benchmarks can be built so. Without it a
-// program has no limit.
+// A time limit for the loops in which a thread waits for others (mbarrier_wait, wait_acquire). With DEVICE_WAIT_LIMIT
+// defined, in seconds, as for tests and benchmarks, a wait that takes longer ends the kernel, and the error's message
+// says which thread waited where for what. Without it there is no limit.
 //
 // A call of printf would change the kernel that is tested: its wgmmas would run one by one, and setmaxnreg might be
-// ignored. So the thread leaves a record in pinned memory of the host, which outlives the context's error, and traps;
-// all of it is one asm to the compiler.
+// ignored. So the thread leaves a record in pinned memory of the host, and traps; all of it is one asm to the compiler.
 #pragma once
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // cudaMallocHost, cudaMemcpyToSymbol
@@ -34,7 +32,6 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
            : number == 4 ? "cuda/unit_sm90.cu"
                          : "another file";
 }
-// Whether two texts are equal, as by strcmp, but at compile time.
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
@@ -76,8 +73,7 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-// Returns the record, in pinned memory of the host, which is never freed; NULL: there is no memory for it. All compiled
-// files share it, and the kernels of each file find it by a variable of their own.
+// Returns the record, in pinned memory, never freed, of all compiled files; NULL: there is no memory for it.
 inline struct wait_record *wait_limit_record(void) {
     static struct wait_record *const record = [] {
         struct wait_record *memory = NULL;

@@ -22,8 +22,7 @@
 // A zeroed struct has recorded nothing. The caller frees it with segments_free.
 struct work_segments;
 
-// Begins to record `segments`, or, once recorded, to enqueue them: the caller runs the same code again, whose ops
-// segments_op_begin then skips. *segments must stay where it is until segments_end.
+// Begins to record `segments` or, once recorded, to enqueue them. *segments must stay where it is until segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
 // Ends what segments_begin began: enqueues the last segment, and from then on all are recorded. Aborts where there are
 // fewer segments than were recorded. Does nothing where CUDA refused to record on the way.
@@ -31,7 +30,6 @@ static void segments_end(struct device *dev);
 // Whether the caller is to run the next op, and then to call segments_op_end. Always true where no segments were begun,
 // within an op, and from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
-// Ends the op for which segments_op_begin has returned true.
 static inline void segments_op_end(struct device *dev);
 // Ends a segment: enqueues its graph, unless it has no ops. Called before anything but an op is enqueued. Does nothing
 // where no segments were begun. Aborts within an op, and where a segment has more or fewer ops than were recorded.
@@ -77,13 +75,11 @@ static inline void segments_op_end(struct device *dev) {
         dev->segments->depth--;
 }
 
-// Prints an internal error, and aborts.
 static void segments_misused(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, a new one while segments are recorded. Aborts past the last recorded one; ends the
-// program where no memory is left for the list.
+// Returns the segment at hand, a new one while segments are recorded. Aborts past the last; no memory ends the program.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_misused("recorded work is enqueued again with more segments than were recorded");

@@ -1,6 +1,5 @@
-// xvec: a SIMD register of floatX as they lie in memory, for the CPU's ops whose work is to read rows of weights or of
-// a KV cache once. Rows may begin at any address and have any length. (vectors_floatx.cuh widens bf16 to fp32 as it
-// loads; an xvec stays bf16, for the dot product of pairs.)
+// xvec: a SIMD register of floatX as they lie in memory, for the CPU's ops that read rows of weights or a KV cache
+// once. (vectors_floatx.cuh widens bf16 to fp32; an xvec stays bf16, for the dot product of pairs.)
 #pragma once
 #include "kernels/device.cuh"  // floatX
 #include "kernels/vectors.cuh" // vec, vec_words, vec_dot

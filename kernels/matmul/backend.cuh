@@ -1,5 +1,4 @@
-// A backend computes the cpu target's matrix products: own kernels, or a library's. kernels/matmul/matmul.cu has the
-// table of them; here are the type of its rows, and what several backends use.
+// A backend computes the cpu target's matrix products: own kernels, or a library's (kernels/matmul/matmul.cu's table).
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX
 #include "kernels/matmul/gemm.cuh" // struct gemm
@@ -15,12 +14,10 @@ struct matmul_backend {
     const char *name;               // for tests and benchmarks
     bool same_bits_for_any_threads; // else the bits are the same for the same number of threads
     bool takes_thin;                // products that gemm_thin computes for the other backends
-    // Returns whether this machine has the backend. Writes the library's description and makes its state, which close
-    // frees; close is NULL where there is no state.
+    // Returns whether this machine has the backend. Writes a description and makes a state for close (NULL: none).
     bool (*open)(struct matmul_library *library, const struct device *dev);
     void (*close)(struct matmul_library *library);
-    // gemm_workspace_bytes and gemm_run (kernels/matmul/gemm.cuh), called with OpenMP's number of threads set to the
-    // device's.
+    // gemm_workspace_bytes and gemm_run (kernels/matmul/gemm.cuh), with OpenMP's number of threads the device's.
     size_t (*workspace_bytes)(const struct gemm *gemm, const struct device *dev);
     void (*run)(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev);
     sgemm_function *sgemm; // by which gemm_fp32 multiplies; NULL: the backend does not call gemm_fp32

@@ -1,9 +1,7 @@
-// The algorithms of cuBLASLt that a product may take, run in place and timed. A product runs on the operands that the
-// model will pass, filled with noise where they are activations, since zeros draw less power, and into its own output.
-// GELU's derivative and sums of columns, where they come with the product, run with it unless an epilogue does them.
-//
-// Algorithms take turns, so that a change of the clock rate meets them all. A product that is small enough finds its
-// operands in the L2 cache, where in a training step it might not.
+// The algorithms of cuBLASLt that a product may take, timed in place: on the operands that the model will pass, filled
+// with noise where they are activations, since zeros draw less power, and into its own output. GELU's derivative and
+// sums of columns that come with the product run with it. Algorithms take turns, so that a change of the clock rate
+// meets them all. A small product finds its operands in the L2 cache, where in a training step it might not.
 #pragma once
 #include "kernels/activation.cuh"      // gelu_backward, activation_bias_sums
 #include "kernels/device_memory.cuh"   // device_upload, device_copy, host_allocate
@@ -24,7 +22,6 @@ enum {
 
 // ---- Noise ----
 
-// Returns word i of the noise, as struct matmul_noise has it.
 static uint32_t matmul_noise_word(uint64_t i) {
     uint32_t word = 0;
     for (int half = 0; half < 2; half++) {
@@ -37,7 +34,6 @@ static uint32_t matmul_noise_word(uint64_t i) {
     }
     return word;
 }
-// Enqueues the filling of `bytes` of the device's memory with the noise's words, repeated.
 static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
     device_upload(to, noise->words, bytes < block ? bytes : block, dev);
@@ -114,7 +110,6 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
         candidate->us = INFINITY;
     }
 }
-// Returns the bytes of the column sums that follow GELU's derivative; 0: none are wanted.
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
@@ -183,7 +178,6 @@ static void matmul_time_candidates(struct matmul_candidates *candidates, const s
     cuda_check(cudaEventDestroy(clock.begin));
     cuda_check(cudaEventDestroy(clock.end));
 }
-// Drops the candidates whose `us` is INFINITY; the others keep their order.
 static void matmul_drop_untimed(struct matmul_candidates *candidates) {
     int kept = 0;
     for (int i = 0; i < candidates->count; i++)
@@ -202,11 +196,9 @@ static int matmul_fastest(const struct matmul_candidates *candidates) {
 
 // ---- Results ----
 
-// The first rows of a product's output, and the whole bias gradient after them.
 struct matmul_sample {
     size_t elements, element_bytes, out_bytes, bytes;
 };
-// Returns the sizes of a product's sample.
 static struct matmul_sample matmul_sample_of(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_sample sample;
@@ -231,8 +223,7 @@ static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struc
         device_download(to + sample.out_bytes, once.dbias, sample.bytes - sample.out_bytes, dev);
     return true;
 }
-// Whether an epilogue's sample (a) is our kernels' (b) but for rounding: of the bias gradient, in fp32; else of GELU's
-// derivative, where ours rounds twice to bf16.
+// Whether an epilogue's sample (a) is our kernels' (b) but for rounding: fp32's, or GELU's derivative's, twice to bf16.
 static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sample sample,
                                  const struct matmul_product *product) {
     double difference = 0, magnitude = 0;
@@ -257,8 +248,7 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     }
     return false;
 }
-// Whether a candidate may be chosen, by its results. MATMUL_TELLS_NOTHING: all are 0, as with an adapter's second
-// matrix at first.
+// Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0, as an adapter's second matrix at first.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
 // Checks that two runs of a candidate have the same bits and, if it has an epilogue, agree with a run of `plain`, which
 // has none. Overwrites what matmul_sample_candidate does.

@@ -1,5 +1,4 @@
-// The products that cuBLASLt is asked for, the plans by which they run, and the choices of their algorithms, as
-// run/tune.cuh lists, times and keeps them.
+// The products that cuBLASLt is asked for, their plans, and the choices of algorithms, which run/tune.cuh makes.
 #pragma once
 #include "kernels/fp8/fp8.cuh"     // struct fp8_matrix
 #include "kernels/matmul/gemm.cuh" // struct gemm
@@ -11,8 +10,7 @@ enum {
     MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
 };
 
-// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are
-// in bytes; gelu: enum matmul_gelu.
+// What a product's plan depends on, as int64 for comparison by bytes; alignments in bytes; gelu: enum matmul_gelu.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
@@ -87,8 +85,7 @@ struct matmul_noise {
 };
 
 __BEGIN_DECLS
-// Returns the key of a product: products of one key take one plan. Of pointers, dbias too, it has whether they are NULL
-// and their alignment.
+// Returns the key of a product: of pointers, dbias too, whether they are NULL and their alignment.
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
 // Returns the choice that is kept for a key; NULL: none.
@@ -98,17 +95,14 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
 // place of computing it.
 void matmul_list_begin(struct matmul_library *library);
 
-// Ends the listing: products are computed from here on, and the list stays.
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice that was made before. Returns false, and keeps nothing, unless a listed product has its key, no choice
-// yet, and can be computed by it.
+// Keeps a choice that was made before. Returns false unless a listed product has its key, no choice, and can use it.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
 // Times a listed product's algorithms and keeps the choice: where none multiplies right and gives the same bits twice,
-// the heuristics' first, with times of 0. Overwrites the product's output, dbias and workspace, and the noise's memory
-// where its operands are. Returns false, without a choice, where the library has no algorithm for the product. Ends the
-// program where the heuristics' first and others multiply wrongly.
+// the heuristics' first, with times of 0. Overwrites output, dbias, workspace, and operands in the noise's memory.
+// Returns false where there is no algorithm. Ends the program where the heuristics' first and others are wrong.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 

@@ -1,19 +1,17 @@
 // The products of a linear layer on a GPU, by cuBLASLt, and, where a product comes with one, the bias gradient.
 //
-// cuBLASLt stores matrices by columns. What is stored by rows here is the transposed matrix there, so that
-// C (rows, cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A.
+// cuBLASLt stores matrices by columns. What is stored by rows here is the transposed matrix there, so that C (rows,
+// cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A.
 //
-// A plan is all that one product needs besides its pointers: what to compute, three layouts, and the algorithm: the one
-// that was chosen for it (kernels/matmul/tuning.cuh), else the one that the library's heuristics put first. With
-// choices or without, it depends only on the shapes, on whether there is a bias and on the pointers' alignment, so that
-// recomputation takes the first forward's algorithm: buffers begin at multiples of 256 bytes under every memory plan,
-// and views into them at offsets that the shapes decide. Whether the product is added to its output matters to no
-// algorithm. Plans are kept in a table of the library's struct, without further memory.
+// A plan is all that one product needs besides its pointers: what to compute, three layouts, and the algorithm that was
+// chosen for it (kernels/matmul/tuning.cuh), else the heuristics' first. It depends only on the shapes, on whether
+// there is a bias and on the pointers' alignment, so that recomputation takes the first forward's algorithm: buffers
+// begin at multiples of 256 bytes under every memory plan. Whether the product is added to its output matters to no
+// algorithm. Plans are kept in a table of the library's struct.
 //
 // Epilogues. The bias is added by one. GELU is not fused forward: an epilogue would apply it to the fp32 sums, while
-// the backward pass makes it again from the stored sums, rounded to floatX, so that the recomputed activation would
-// have other bits than the first. What comes with a backward product is done by kernels of our own, or, where that was
-// found to be faster, by the product's epilogue ("fused"):
+// the backward pass makes it again from the stored sums, rounded to floatX: other bits. What comes with a backward
+// product is done by kernels of our own, or, where that was faster, by the product's epilogue ("fused"):
 // - The bias gradient, where no kernel that makes dout has summed it, by BGRADB of the product of the weight's
 //   gradient: our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows.
 //   They have the type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
@@ -21,9 +19,9 @@
 //   not stored and read in between, nor rounded. Its sums of columns are left to a pass: DGELU_BGRAD would round the
 //   bias gradient to D's type, bf16.
 //
-// FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
-// library takes no others. Scales of blocks are for 9.0, from 12.9 on. With them the sum of a block of 128 becomes fp32
-// before it is scaled, as other sums do without `fast`; the tensor cores themselves keep some 13 bits.
+// FP8 operands both lie by rows, their scales in the device's memory: compute capability 8.9, 9.0 and 12.x take no
+// others. Scales of blocks are for 9.0, from 12.9 on: the sum of a block of 128 becomes fp32 before it is scaled, as
+// other sums do without `fast`; the tensor cores themselves keep some 13 bits.
 #pragma once
 #include "kernels/column_sums.cuh"    // column_sums, column_sums_of_warps
 #include "kernels/device.cuh"         // struct device, floatX, LAUNCH
@@ -42,7 +40,6 @@
 
 #define MATMUL_FP8_BLOCKS_VERSION 120900 // of the headers and of the library that have FP8 scales of blocks
 
-// Ends the program where `status` is an error, with the call and its place in the code. cublas_check calls it.
 static void cublas_check_at(cublasStatus_t status, const char *call, const char *file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("%s:%d: %s: %s", file, line, call, cublasLtGetStatusName(status));
@@ -84,15 +81,12 @@ static int64_t pointer_alignment(const void *pointer) {
 
 static const cudaDataType_t MATMUL_TYPE = sizeof(floatX) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
 
-// Returns the address of the elements that are multiplied: FP8 codes where there are any, else floatX.
 static const void *matmul_operand_data(const struct gemm_operand *x) {
     return x->fp8 ? (const void *)x->fp8->codes : (const void *)x->data;
 }
-// Returns the type of the elements that are multiplied.
 static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
     return x->fp8 == NULL ? MATMUL_TYPE : x->fp8->format == FP8_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
-// Returns the granularity of an FP8 operand's scales; FP8_PER_TENSOR of another operand, too.
 static enum fp8_granularity matmul_operand_scaling(const struct gemm_operand *x) {
     return x->fp8 ? x->fp8->granularity : FP8_PER_TENSOR;
 }
@@ -134,13 +128,10 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
-// Whether the epilogue sums the bias gradient.
 static bool matmul_sums_bias(const struct matmul_plan *plan) { return plan->fused && plan->key.has_dbias; }
-// Whether the epilogue applies GELU's derivative.
 static bool matmul_has_dgelu(const struct matmul_plan *plan) { return plan->fused && plan->key.gelu != MATMUL_NO_GELU; }
 
-// Sets the pointers that come with each call; the heuristics see their alignment. bias_sums (gemm->rows): where the
-// epilogue writes the bias gradient; not read where it makes none.
+// Sets the pointers that come with each call. bias_sums (gemm->rows): where an epilogue writes the bias gradient.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
     if (matmul_has_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
@@ -155,7 +146,6 @@ static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gem
 }
 
 #if CUBLAS_VERSION >= MATMUL_FP8_BLOCKS_VERSION
-// Returns cuBLASLt's mode for scales of a granularity.
 static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     switch (granularity) {
     case FP8_PER_TENSOR: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
@@ -187,8 +177,7 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
         matmul_set_blocks(plan, gemm);
 }
 
-// Fills the plan but for its algorithm: describes the product to the library. fused: an epilogue does what comes with
-// the product, where something does. fp32 operands are multiplied as such, not as TF32.
+// Describes the product to the library, without an algorithm. fused: with an epilogue. fp32 is not taken as TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;
@@ -226,9 +215,8 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
-// Returns the split-K schemes that are allowed: those that add fp32 partial sums in a step of its own, in a fixed
-// order. The others add partial sums that are rounded to the type of the output. With BGRADB none is allowed: cuBLASLt
-// does not say in which order it would add the bias's partial sums.
+// Returns the split-K schemes that add fp32 partial sums in a step of its own, in a fixed order: the others round
+// partial sums to the output's type. With BGRADB none: cuBLASLt does not say in which order it would add the bias's.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                   : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -255,8 +243,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found algorithms that the library's heuristics rank first. Returns the library's
-// status, CUBLAS_STATUS_NOT_SUPPORTED where they have none.
+// Fills results (most) with the *found that the heuristics rank first. Returns the status; ..._NOT_SUPPORTED: none.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -285,8 +272,7 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
             return &library->choices[i];
     return NULL;
 }
-// Fills the plan, with the algorithm that is chosen for its key, else with the heuristics' first. Returns
-// CUBLAS_STATUS_NOT_SUPPORTED where they have none.
+// Fills the plan, with the chosen algorithm, else the heuristics' first. Returns CUBLAS_STATUS_NOT_SUPPORTED: none.
 static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias,
                                        struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -350,8 +336,7 @@ enum { DBIAS_ROWS = GPU_DBIAS_ROWS, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, 
 
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev) { return gpu_dbias_bytes(M, N); }
 
-// partial (chunks, N) = the sums of dout's columns over DBIAS_ROWS rows each; a chunk and a strip of DBIAS_COLUMNS
-// columns a block
+// partial (chunks, N) = the sums of dout's columns over DBIAS_ROWS rows, for a strip of DBIAS_COLUMNS a block
 static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     dbias_partial_kernel(float *partial, const floatX *dout, int64_t M, int N, int strips) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

@@ -36,7 +36,6 @@ static void sgemm_onednn(bool a_transposed, bool b_transposed, int64_t rows, int
         fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
              (long long)depth);
 }
-// Opens the backend, as struct matmul_backend says: writes only the description. Returns true.
 static bool onednn_fp32_open(struct matmul_library *library, const struct device *dev) {
     const dnnl_version_t *const version = dnnl_version();
     snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
@@ -46,7 +45,6 @@ static bool onednn_fp32_open(struct matmul_library *library, const struct device
 #endif
 
 #ifdef HAVE_OPENBLAS
-// Multiplies as sgemm_function says, by OpenBLAS, without a workspace.
 static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
                            const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
                            void *workspace, const struct device *dev) {
@@ -54,8 +52,6 @@ static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, i
                 (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb, add ? 1.0f : 0.0f,
                 c, (blasint)ldc);
 }
-// Opens the backend, as struct matmul_backend says: sets OpenBLAS's threads to the device's, and writes the
-// description. Returns true.
 static bool openblas_open(struct matmul_library *library, const struct device *dev) {
     openblas_set_num_threads(dev->threads);
     snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
@@ -63,7 +59,6 @@ static bool openblas_open(struct matmul_library *library, const struct device *d
 }
 #endif
 
-// Opens the backend, as struct matmul_backend says: writes only the description. Returns true.
 static bool plain_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "plain C fp32");
     return true;
@@ -71,11 +66,9 @@ static bool plain_open(struct matmul_library *library, const struct device *dev)
 
 #ifdef PRECISION_BF16
 
-// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions: 24 against
-// 96 GFLOP/s by the way below, on the core of the table above.
-//
-// bf16 operands become fp32 in blocks of at most this many rows and columns: three blocks of 4 MB, whatever the shape.
-// Each element is converted once for every 1024 x 2 operations on it.
+// bf16 operands become fp32 in blocks of at most this many rows and columns, three of 4 MB. Each element is converted
+// once for every 1024 x 2 operations. oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no
+// bf16 instructions: 24 against 96 GFLOP/s by this way, on the core of the table above.
 enum { FP32_BLOCK = 1024 };
 
 static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct device *dev) {

@@ -1,8 +1,7 @@
 // Products of FP8 matrices on the cpu target, by the products of floatX: every finite FP8 number is a bf16 number, and
-// a product of two is exact in fp32.
-//
-// Operands are decoded in blocks, so that scratch memory depends on no size: an element is decoded once for every
-// FP8_LINES rows that it meets. A block's fp32 sums run over the whole depth; the output is made of them, rounded once.
+// a product of two is exact in fp32. Operands are decoded in blocks, so that scratch memory depends on no size: an
+// element is decoded once for every FP8_LINES rows that it meets. A block's fp32 sums run over the whole depth, and are
+// rounded once.
 //
 // One scale for a whole matrix multiplies these sums. Scales of blocks multiply the decoded values: they are powers of
 // two, so that this is exact as long as the exponent stays in bf16's range. A value above it becomes infinity, one
@@ -15,9 +14,7 @@
 // Rows of each operand, and depth, that are decoded at a time: multiples of FP8_BLOCK.
 enum { FP8_LINES = 1024, FP8_DEPTH = 1024 };
 
-// The number of rows of an operand of `lines` rows that scratch memory holds, a multiple of 32.
 static int64_t fp8_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
-// The number of elements of the depth that scratch memory holds, a multiple of 32.
 static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
 // Returns the gemm of one block: sum (rows, cols) += a (rows, depth) b (cols, depth)^T.
@@ -74,7 +71,6 @@ static void fp8_decode_block(floatX *out, const struct fp8_matrix *x, int64_t ro
         }
 }
 
-// A product and where it goes: to `out` with bias, or to `sum`, or, where `add`, onto it.
 struct fp8_product {
     struct fp8_matrix a, b;
     int64_t M, N, K;
@@ -89,7 +85,6 @@ static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
-// Writes the output of a block at (row, col), made of its sums (rows, cols).
 static void fp8_finish_block(const struct fp8_product *x, const float *sums, int64_t row, int64_t rows, int64_t col,
                              int64_t cols, const struct device *dev) {
     const float scale = fp8_product_scale(x);

@@ -1,11 +1,9 @@
-// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms; and
-// what each target's library offers of it.
+// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms.
 #pragma once
 #include "kernels/device.cuh"  // floatX
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// A matrix as it is stored. Only the products look inside: another type, a scale or a packed form would be a member.
 struct gemm_operand {
     const floatX *data;
     int64_t ld; // elements from one stored row to the next
@@ -29,8 +27,7 @@ struct gemm {
 };
 
 __BEGIN_DECLS
-// Creates the matmul library, never NULL, which the caller puts into dev->matmul and frees with matmul_destroy. Ends
-// the program where memory is short or cuBLASLt fails.
+// Creates the library for dev->matmul, never NULL, for matmul_destroy. Ends the program without memory or cuBLASLt.
 struct matmul_library *matmul_create(struct device *dev);
 // Frees the library's handles and the library; does nothing for NULL.
 void matmul_destroy(struct matmul_library *library);
@@ -41,9 +38,8 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm or, after matmul_list_begin, only lists it. dbias (rows of the gemm) or NULL: the sums of A, which
-// is dout^T without a gap between rows, over its columns; where the gemm adds, += these. Ends the program where the
-// library has no algorithm for the product.
+// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows; NULL: none) = the sums of A, dout^T without a
+// gap between rows, over its columns; or +=, as the gemm. Ends the program where the library has no algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run multiplies this gemm's output by GELU's derivative; else the caller does.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
@@ -61,13 +57,11 @@ static inline struct gemm gemm_forward_strided(floatX *out, int64_t ld_out, cons
     const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, add, false};
     return gemm;
 }
-// Returns the gemm of din (M, K) = dout (M, N) weight (N, K), or += where `add`.
 static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
                                               const floatX *weight, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
     return gemm;
 }
-// Returns the gemm of dweight (N, K) = dout (M, N)^T in (M, K), or += where `add`.
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
                                                int64_t ld_in, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};

@@ -1,10 +1,8 @@
-// What kernels/matmul/matmul.cuh and kernels/matmul/gemm.cuh declare: by cuBLASLt on a GPU, by one of several backends
-// on the CPU.
+// What kernels/matmul/matmul.cuh and gemm.cuh declare: by cuBLASLt on a GPU, by a backend on the CPU.
 #include "kernels/matmul/matmul.cuh"
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul/tuning.cuh" // gemm_run, by cuBLASLt, and the choice of its algorithms
-// Returns the bytes of workspace of gemm_run_strided.
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     return gemm_workspace_bytes(gemm, dev);
 }
@@ -94,7 +92,6 @@ bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return fal
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }
-// Returns the bytes of workspace of gemm_run_strided.
 static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
     return gemm_takes_thin(gemm, dev) && !device_is_gpu(dev) ? thin_workspace_bytes(gemm)
                                                              : gemm_workspace_bytes(gemm, dev);

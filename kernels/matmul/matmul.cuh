@@ -23,8 +23,7 @@ void matmul_backward_input(floatX *din,          // (M, K)
                            const floatX *weight, // (N, K)
                            int64_t M, int N, int K, void *workspace, struct device *dev);
 // din = dout weight, for a layer whose input is gelu(pre). Returns whether din was multiplied by gelu'(pre), too: on a
-// GPU where tuning found that faster; else the caller multiplies. sums: the caller will sum din's columns, which counts
-// in tuning; this call makes no sums. workspace: matmul_workspace_bytes.
+// GPU where tuning found that faster; else the caller multiplies. sums: the caller will sum din's columns.
 bool matmul_backward_input_gelu(floatX *din,          // (M, K)
                                 const floatX *dout,   // (M, N)
                                 const floatX *weight, // (N, K)
@@ -62,10 +61,9 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
                                     const floatX *in, int64_t ld_in,     // (M, K)
                                     int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once. Where each operand has one scale the sum over the depth is
-// multiplied by the inverses at its end; else both operands have scales of blocks, which are applied block by block.
-// Sizes are multiples of 16 (on a GPU others end the program); codes and scales of blocks begin at multiples of 16
-// bytes. fast: on a GPU tensor cores may keep the sum over the whole depth in fewer bits.
+// Products of FP8 matrices, with fp32 sums, rounded once. One scale an operand multiplies the sum over the depth at its
+// end; scales of blocks, of both operands, apply block by block. Sizes are multiples of 16 (on a GPU others end the
+// program), and so are the addresses of codes and scales. fast: tensor cores may keep sums in fewer bits.
 
 // Returns the bytes of scratch that matmul_fp8 and matmul_fp8_sum need for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);

@@ -1,14 +1,13 @@
 // bf16 matrix products by oneDNN's matmul primitive, on CPUs whose bf16 instructions it uses.
 //
-// A primitive is for one shape, layout and number of threads. It is made when the memory plan asks how much scratch
-// memory it takes, in 0.1 to 2 ms, and kept. Executing it allocates less than 500 bytes, which oneDNN frees before it
-// returns. The same operands give the same bits wherever they lie in memory. For another number of threads they may
-// not: where C is small and the depth great (64 x 64 by 4096 deep, in dweight) the threads share the depth. Three of
-// GPT-2's shapes gave the same bits for 1 to 8 threads.
+// A primitive is for one shape, layout and number of threads. It is made when the memory plan asks for its scratch
+// memory, in 0.1 to 2 ms, and kept. Executing it allocates less than 500 bytes, freed before it returns. The same
+// operands give the same bits wherever they lie. For another number of threads they may not: where C is small and the
+// depth great (64 x 64 by 4096 deep, in dweight) the threads share the depth. Three of GPT-2's shapes gave the same
+// bits for 1 to 8 threads.
 //
 // Its kernels (brgemm) pack the operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
-// GPT-2's layers run at 150 to 205. No kernel of oneDNN's writes a transposed C, so that C^T = B^T A^T is no way around
-// a slow layout.
+// GPT-2's layers run at 150 to 205. No kernel writes a transposed C: C^T = B^T A^T is no way around a slow layout.
 #pragma once
 #include "kernels/device.cuh"             // struct device, bf16
 #include "kernels/matmul/backend_run.cuh" // struct matmul_library, dbias_sums
@@ -20,7 +19,6 @@
 
 enum { ONEDNN_PRODUCTS = 256 }; // primitives that are kept; a new one replaces the oldest
 
-// Ends the program where `status` is an error. what: the message's words for what oneDNN failed to do.
 static void onednn_check(dnnl_status_t status, const char *what, const struct gemm *gemm) {
     if (status != dnnl_success)
         fail("oneDNN failed to %s of %lld x %lld x %lld: status %d", what, (long long)gemm->rows, (long long)gemm->cols,
@@ -32,7 +30,6 @@ static void onednn_check(dnnl_status_t status, const char *what, const struct ge
 // onednn_layout: a matrix's type, sizes and strides, as functions take it.
 #if DNNL_VERSION_MAJOR >= 3
 typedef const_dnnl_memory_desc_t onednn_layout;
-// Returns a layout that onednn_layout_make made, as oneDNN's functions take it.
 static onednn_layout onednn_layout_of(const dnnl_memory_desc_t *made) { return *made; }
 // Makes the layout of a matrix, sizes and strides of 2 dimensions. onednn_layout_free frees it.
 static dnnl_status_t onednn_layout_make(dnnl_memory_desc_t *made, const dnnl_dims_t sizes, dnnl_data_type_t type,
@@ -40,7 +37,6 @@ static dnnl_status_t onednn_layout_make(dnnl_memory_desc_t *made, const dnnl_dim
     return dnnl_memory_desc_create_with_strides(made, 2, sizes, type, strides);
 }
 static void onednn_layout_free(dnnl_memory_desc_t *made) { dnnl_memory_desc_destroy(*made); }
-// Appends to a primitive's operations the addition of what the output holds.
 static dnnl_status_t onednn_append_sum(dnnl_post_ops_t operations) {
     return dnnl_post_ops_append_sum(operations, 1, 0, dnnl_data_type_undef);
 }
@@ -88,7 +84,6 @@ struct onednn {
     struct onednn_product products[ONEDNN_PRODUCTS];
 };
 
-// Returns what the primitive of a product is made for.
 static struct onednn_key onednn_key_of(const struct gemm *g, const struct device *dev) {
     const struct onednn_key key = {g->rows,        g->cols,   g->depth,        g->a.ld,
                                    g->b.ld,        g->ld_out, g->a.transposed, g->b.transposed,
@@ -96,7 +91,6 @@ static struct onednn_key onednn_key_of(const struct gemm *g, const struct device
     return key;
 }
 
-// The layouts of a product's matrices, by enum onednn_argument; the scratch memory's is the primitive's own.
 struct onednn_layouts {
     dnnl_memory_desc_t of[ONEDNN_ARGUMENTS];
 };
@@ -119,15 +113,13 @@ static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) 
                      "describe an operand of a product", g);
     }
 }
-// Frees what onednn_layouts_make made.
 static void onednn_layouts_free(struct onednn_layouts *x) {
     const enum onednn_argument made[] = {ONEDNN_A, ONEDNN_B, ONEDNN_C, ONEDNN_BIAS};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         onednn_layout_free(&x->of[made[i]]);
 }
 
-// Creates the attributes, which the caller destroys, of a primitive whose scratch memory the caller gives. Ends the
-// program where oneDNN fails.
+// Creates a primitive's attributes, for the caller to destroy, with the caller's scratch memory, or ends the program.
 static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t operations;
@@ -193,7 +185,6 @@ static void onednn_product_make(struct onednn_product *product, const struct gem
     dnnl_primitive_attr_destroy(attributes);
     onednn_layouts_free(&layouts);
 }
-// Destroys the product's primitive and arguments, where it has any.
 static void onednn_product_free(struct onednn_product *product) {
     if (product->primitive == NULL)
         return;
@@ -202,8 +193,7 @@ static void onednn_product_free(struct onednn_product *product) {
         dnnl_memory_destroy(product->arguments[i].memory);
 }
 
-// Returns the product, found or made now, in a full table in place of the oldest. Its primitive is NULL where oneDNN
-// has no fast one.
+// Returns the product, kept or made now, in a full table in the oldest's place; primitive NULL: there is no fast one.
 static struct onednn_product *onednn_product_for(const struct gemm *g, const struct device *dev) {
     struct onednn *const onednn = (struct onednn *)dev->matmul->state;
     const struct onednn_key key = onednn_key_of(g, dev);
@@ -220,7 +210,6 @@ static struct onednn_product *onednn_product_for(const struct gemm *g, const str
 
 // ---- the backend ----
 
-// Frees the backend's state, as struct matmul_backend says.
 static void onednn_close(struct matmul_library *library) {
     struct onednn *const onednn = (struct onednn *)library->state;
     for (int64_t i = 0; i < gemm_min(onednn->made, ONEDNN_PRODUCTS); i++)

@@ -1,8 +1,6 @@
-// fp32 matrix product in plain C: what remains where no library is installed.
-//
-// The scheme is Goto and van de Geijn's, "Anatomy of High-Performance Matrix Multiplication" (2008): B is packed into
-// strips of PLAIN_COLS columns that stay in L1, A into strips of PLAIN_ROWS rows that stay in L2, and a tile of C is
-// held in registers for PLAIN_DEPTH steps. Vectors are GNU C's, so that a compiler for any CPU finds its own.
+// fp32 matrix product in plain C, where no library is installed, by Goto and van de Geijn's "Anatomy of
+// High-Performance Matrix Multiplication" (2008): B is packed into strips of PLAIN_COLS columns that stay in L1, A into
+// strips of PLAIN_ROWS rows that stay in L2, and a tile of C is held in registers for PLAIN_DEPTH steps.
 #pragma once
 #include "kernels/device.cuh"      // struct device
 #include "kernels/matmul/gemm.cuh" // gemm_min

@@ -1,5 +1,4 @@
-// Whether an algorithm of cuBLASLt multiplies right on this GPU: a few elements of its output against dot products that
-// a plain kernel sums in double.
+// Whether an algorithm of cuBLASLt multiplies right on this GPU, by a few elements' plain sums in double.
 #pragma once
 #include "kernels/device_memory.cuh"     // device_download
 #include "kernels/fp8/fp8.cuh"           // fp8_decode, fp8_inverse_pitch
@@ -42,7 +41,6 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }
-// Returns the output's column of checked element `number`.
 static __host__ __device__ inline int64_t proof_column(int number, int64_t cols) {
     return 5 * number % PROOF_ELEMENTS * (cols - 1) / (PROOF_ELEMENTS - 1);
 }
@@ -64,7 +62,6 @@ static __global__ void proof_kernel(struct proof_values *values, struct proof_op
     if (threadIdx.x == 0)
         values[blockIdx.x] = v;
 }
-// Returns an operand for proof_kernel, whose codes, if any, are of a matrix (rows, depth).
 static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64_t rows, int64_t depth) {
     struct proof_operand o;
     memset(&o, 0, sizeof o);

@@ -1,6 +1,5 @@
-// The product of a few rows with a weight, as in decoding, where a row is a sequence's token: each weight is read once,
-// at the memory's bandwidth, and meets all rows while it lies in a cache. The order of a sum depends neither on the
-// number of rows nor on the number of threads.
+// The product of a few rows with a weight, as in decoding: each weight is read once, at the memory's bandwidth, and
+// meets all rows while it is in a cache. The order of a sum depends neither on the number of rows nor on threads.
 #pragma once
 #include "kernels/matmul/gemm.cuh" // struct gemm
 #include "kernels/vectors.cuh"     // vec_sum
@@ -15,7 +14,6 @@ enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
 // Up to 16 rows the products take no longer than the weight's way from memory.
 enum { FEW_ROWS_MAX = 16 };
 
-// Whether gemm_few_rows computes this gemm.
 static inline bool gemm_has_few_rows(const struct gemm *g) {
     return g->rows <= FEW_ROWS_MAX && g->b.transposed && !g->a.transposed && g->out != NULL;
 }
@@ -44,8 +42,7 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Computes columns [j, j + columns), at most FEW_COLUMNS, of runs that are `apart` columns apart, of rows [row, row +
-// rows).
+// Computes columns [j, j + columns), at most FEW_COLUMNS, of runs `apart` columns apart, of rows [row, row + rows).
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;

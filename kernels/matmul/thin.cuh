@@ -1,12 +1,10 @@
 // Thin products: the depth, or the narrower operand of a weight gradient, or the output has few columns, as with
-// adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long as their
-// arithmetic or their way through memory.
+// adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long.
 //
 // Operands are multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is
 // packed, so that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order.
-// A weight gradient's sums over a block of tokens stay in registers, those over all tokens in a cache.
-//
-// Each element is summed in the order of depth by one thread, so that no number of threads changes a bit.
+// A weight gradient's sums over a block of tokens stay in registers, those over all tokens in a cache. Each element is
+// summed in the order of depth by one thread: no number of threads changes a bit.
 #pragma once
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include "kernels/vectors_floatx.cuh" // floatx_load, row_vec_load
@@ -14,8 +12,7 @@
 #include <omp.h>                      // omp_get_thread_num
 
 enum { THIN_MAX = 64 }; // columns, or depth, up to which a product is thin
-// Sums of THIN_ROWS by LANES, or of half the rows or THIN_LINES by THIN_COLUMNS, stay in registers: these are 32
-// vectors, or 16 on x86 without AVX-512.
+// Sums of THIN_ROWS by LANES, or of half the rows or THIN_LINES by THIN_COLUMNS, stay in registers: 32 or 16 vectors.
 #if defined(__AVX512F__) || !defined(__SSE2__)
 enum { THIN_ROWS = 16, THIN_LINES = 8 };
 #else
@@ -31,21 +28,18 @@ enum {
 #define THIN_ALIGN __attribute__((aligned(64)))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)
 
-// Whether a gemm, which has no bias, is one that gemm_thin computes.
 static inline bool gemm_is_thin(const struct gemm *g) {
     return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MAX;
 }
 
 // ---- words ----
 
-// Loads LANES words; p need not be aligned.
 ALWAYS_INLINE xvec thin_load(const word *p) {
     xvec x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 #ifdef PRECISION_BF16
-// Returns the word at p in all lanes.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
 // Writes the words of `count` columns of two rows; `next` NULL: the second elements are 0.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
@@ -69,7 +63,6 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 }
 #else
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_set(*(const float *)p); }
-// Writes the words of `count` columns of a row: copies them. `next` is not read.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     memcpy(out, row, (size_t)count * sizeof *row);
 }
@@ -81,9 +74,7 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 
 // ---- out = A B ----
 
-// The number of words that `depth` elements take.
 static inline int64_t thin_words(int64_t depth) { return (depth + XVEC_PARTS - 1) / XVEC_PARTS; }
-// The number of columns of the packed right operand: whole vectors.
 static inline int64_t thin_width(int64_t cols) { return gemm_round_up(cols, LANES); }
 
 // Copies the words of elements [k, depth) of a row, THIN_WORDS at most. A pair without a second element has 0 there.
@@ -117,7 +108,6 @@ static void thin_pack(word *packed, const struct gemm *g, int64_t from, int64_t 
     }
 }
 
-// A group of THIN_ROWS rows of A, some words of their depth.
 struct thin_rows {
     const struct gemm *g;
     const word *packed;
@@ -144,9 +134,8 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
         EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
     }
 }
-// Adds products over x's words of the depth to sums of rows [i0, i0 + rows) of x, `vecs` vectors of columns from j on.
-// x->sums holds the sums between pieces of the depth; the last piece writes them to out. ahead: elements of A that the
-// steps prefetch, or NULL.
+// Adds products over x's words of the depth to sums of rows [i0, i0 + rows) of x, `vecs` vectors of columns from j on,
+// kept in x->sums between pieces of the depth; the last writes them to out. ahead: elements of A to prefetch, or NULL.
 ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
                               const floatX *ahead) {
     const int64_t cols = x->g->cols, width = thin_width(cols);
@@ -186,8 +175,7 @@ static void thin_columns(struct thin_rows *x) {
             thin_block(THIN_ROWS, 1, x, 0, j, ahead);
     }
 }
-// Computes THIN_ROWS rows of out from `row` on, or as many as there are. packed: all of the right operand, by
-// thin_pack.
+// Computes THIN_ROWS rows of out from `row` on, or as many as there are. packed: the right operand, by thin_pack.
 static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row) {
     const int64_t words = thin_words(g->depth), ld = g->a.ld;
     struct thin_rows x;
@@ -240,7 +228,6 @@ static struct thin_gradient thin_gradient_of(const struct gemm *g, void *workspa
 }
 // The number of lines of the sums: the narrow operand's columns, and padding.
 static inline int64_t thin_lines(const struct thin_gradient *x) { return gemm_round_up(x->narrow_cols, THIN_LINES); }
-// The number of tiles of THIN_COLUMNS columns of the wide operand.
 static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
@@ -272,8 +259,7 @@ static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t
     }
 }
 
-// Adds a block of tokens to THIN_LINES lines of a tile's sums. prefetch: the next tile of the wide operand, whose first
-// row begins at `ahead`, two lines at each step.
+// Adds a block of tokens to THIN_LINES lines of a tile's sums. prefetch: the next tile's rows from `ahead` on.
 ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *wide, const bool prefetch,
                                   const floatX *ahead, int64_t ld) {
     const int64_t second = XVEC_PARTS == 2 ? ld : LANES;
@@ -293,7 +279,6 @@ ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *w
     EACH(i, THIN_LINES) EACH(v, 2) { vec_store(sums + i * THIN_COLUMNS + v * LANES, sum[i][v]); }
 }
 
-// Writes a tile's sums to g->sum, or adds them where g->add.
 static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     const struct gemm *g = x->g;
     const bool lines_are_rows = x->narrow == &g->a;
@@ -308,7 +293,6 @@ static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     }
 }
 
-// Computes tiles [from, to) of the sums, over all tokens.
 static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t to) {
     THIN_ALIGN word narrow[THIN_STEPS * THIN_MAX], wide[THIN_STEPS * THIN_COLUMNS];
     const int64_t lines = thin_lines(x), depth = x->g->depth, ld = x->wide->ld;
@@ -343,7 +327,6 @@ static void thin_gradient(const struct gemm *g, void *workspace, const struct de
 
 // ---- both ----
 
-// Returns the bytes of workspace of gemm_thin.
 static size_t thin_workspace_bytes(const struct gemm *g) {
     const struct thin_gradient x = thin_gradient_of(g, NULL);
     return g->a.transposed ? (size_t)(thin_tiles(&x) * thin_lines(&x)) * THIN_COLUMNS * sizeof(float)

@@ -9,12 +9,10 @@
 //   A   32 rows x TILES_A_DEPTH, packed, stays in L1 for all columns of the panel; the next slice is prefetched to L2
 //   C   an fp32 block, in L1 or L2 between two slices of depth, is rounded once, after the last slice
 //
-// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so that there is neither a
-// copy of the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a
-// whole, before the product and by all threads, because its transpose would otherwise be made again for every panel of
-// B.
-//
-// Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
+// A thread packs the columns of B that it owns itself: no copy of the weights to keep, no barrier to wait at. Only an A
+// that is stored by columns (dweight's) is packed as a whole, before the product and by all threads, as its transpose
+// would be made again for every panel of B. Each element of C is summed in the order of depth by one thread, so that no
+// partition changes a bit.
 #pragma once
 #include "kernels/amx.cuh"                // amx_load, amx_dot
 #include "kernels/blocks.cuh"             // block_product_dot, block_pair_rows, enum block_unit
@@ -41,8 +39,7 @@ enum {
 
 // ---- packing: 32 x 32 blocks to two tiles ----
 
-// out (16 x 16 words of 32 bits) = in transposed: as transpose_16x16 (kernels/vectors.cuh), but at any alignment. Rows
-// of `in` are `stride` bytes apart, an odd number of bf16 too; rows of `out` follow each other.
+// out (16 x 16 words) = in transposed, at any alignment. Rows of `in` are `stride` bytes apart, an odd number too.
 static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 #ifdef __AVX512F__
     for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane
@@ -99,7 +96,6 @@ struct tiles_operand {
     bool by_depth; // stored (depth, lines); otherwise (lines, depth)
 };
 
-// Returns the address of element k of a line.
 static inline const bf16 *tiles_at(const struct tiles_operand *x, int64_t line, int64_t k) {
     return x->by_depth ? x->data + k * x->ld + line : x->data + line * x->ld + k;
 }
@@ -138,9 +134,8 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
     }
 }
 
-// Packs `lines` lines x `depth` steps, multiples of 32 except at the end of x: block (i, k) goes to tiles +
-// i*line_stride + k*1024. Walks along rows as they are stored, 32 at a time. sums (lines) or NULL: += the lines' sums,
-// only where x is stored by depth.
+// Packs `lines` lines x `depth` steps, multiples of 32 but at the end of x, along stored rows: block (i, k) goes to
+// tiles + i*line_stride + k*1024. sums (lines) or NULL: += the lines' sums, only where x is stored by depth.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,
@@ -161,8 +156,7 @@ static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tile
 
 // ---- the inner loop ----
 
-// Cache lines to prefetch, `stride` bytes apart. The inner loop prefetches a few of them at each step: more at once
-// would hold up the loop's own loads.
+// Cache lines to prefetch, `stride` bytes apart, a few at each step: more would hold up the inner loop's own loads.
 struct tiles_lines {
     const char *at;
     size_t stride;
@@ -175,7 +169,6 @@ struct tiles_ahead {
     struct tiles_lines c;      // of the fp32 blocks of the next row
     struct tiles_lines target; // where this block will be written
 };
-// Prefetches the next lines, per_step of them, to L2, and advances.
 static inline void tiles_prefetch_lines(struct tiles_lines *x) {
     for (int i = 0; i < x->per_step && x->left > 0; i++, x->left--) {
         __builtin_prefetch(x->at, 0, 2);
@@ -303,9 +296,7 @@ struct tiles_plan {
     int64_t part_rows, part_cols; // of the largest part
 };
 
-// The number of blocks of 32 that n elements take.
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
-// Returns n / parts, rounded up.
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 // Returns the columns of one panel, for a thread that has `cols`: as even as possible.
@@ -323,8 +314,7 @@ static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t dep
     p.depth = tiles_blocks(depth);
     const int64_t most = TILES_PANEL_DEPTH / TILES_BLOCK, unit = TILES_A_DEPTH / TILES_BLOCK;
     p.panel_depth = p.depth <= most ? p.depth : gemm_round_up(tiles_divide(p.depth, tiles_divide(p.depth, most)), unit);
-    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 130, and a
-    // block of B that is fetched from memory and packed about 450.
+    // Cycles for each 32 steps of depth: of a block of C, of A copied from L2, and of B fetched from memory and packed.
     enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 130, PACK_B_CYCLES = 450 };
     int64_t least = INT64_MAX;
     for (int row_parts = 1; row_parts <= threads; row_parts++) {
@@ -404,7 +394,6 @@ static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o
     return lines;
 }
 
-// Returns the lines of a waiting block of C to prefetch during one slice of depth.
 static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
@@ -412,8 +401,7 @@ static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice
     return lines;
 }
 
-// Returns what to prefetch while block j of `cols` in a row is summed over a slice of depth: the block's share of the
-// next slice of A, which starts at (row, k) in blocks.
+// Returns what to prefetch while block j of `cols` is summed over a slice: a share of A's next slice, from (row, k).
 static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, int64_t row, int64_t k, int64_t steps,
                                                 int64_t j, int64_t cols) {
     struct tiles_ahead ahead;
@@ -498,7 +486,6 @@ static void tiles_part(const struct tiles_product *x, int thread) {
     }
 }
 
-// Computes the product by that many threads: packs A where packed_a is given, then computes the parts.
 static void tiles_run(const struct tiles_product *x, int threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -515,11 +502,9 @@ static void tiles_run(const struct tiles_product *x, int threads) {
     }
 }
 
-// Whether dweight^T is computed instead of dweight: where dout is the wider operand, as the narrower one is to be A,
-// which is packed as a whole.
+// Whether dweight^T is computed instead of dweight: the narrower operand is to be A, which is packed as a whole.
 static inline bool tiles_transposes(const struct gemm *g) { return g->a.transposed && g->rows > g->cols; }
 
-// Returns the bytes of workspace of gemm_tiles.
 static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const bool transpose = tiles_transposes(g);
     const struct tiles_plan p =
@@ -564,7 +549,6 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
 
 // ---- the two backends ----
 
-// Opens the backend, as struct matmul_backend says: returns whether there is AMX.
 static bool amx_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own AMX bf16");
     return amx_available();
@@ -572,7 +556,6 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
-// Opens the backend, as struct matmul_backend says: returns whether vec_dot is an instruction.
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;

@@ -1,10 +1,9 @@
-// The choice of cuBLASLt's algorithms by timing them: of the algorithms that the heuristics rank first for a product,
-// the fastest; and, for a product that comes with a bias gradient or with GELU's derivative, whether that is left to
-// the product's epilogue or to a kernel of our own.
+// The choice of cuBLASLt's algorithms by timing: the fastest of those that the heuristics rank first, and, for a
+// product that comes with a bias gradient or GELU's derivative, whether the epilogue or our own kernel does that.
 //
-// Each algorithm that is chosen multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two
-// algorithms may differ. A choice depends on times, which vary, so that whoever wants the same bits again has to keep
-// the choices. Where no algorithm proves to give the same bits, the choice is the heuristics' first, as without timing.
+// Each chosen algorithm multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two algorithms
+// may differ. Choices depend on times, which vary: who wants the same bits again has to keep them. Where no algorithm
+// proves to give the same bits, the choice is the heuristics' first, as without timing.
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
 #include "kernels/matmul/proof.cuh"      // matmul_is_proven
@@ -64,7 +63,6 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         }
     }
 }
-// Fills both operands, where they lie in the noise's memory.
 static void matmul_fill_operands(const struct matmul_product *product, const struct matmul_noise *noise,
                                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;
