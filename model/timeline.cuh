@@ -130,6 +130,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
+// Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
 static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }

@@ -60,6 +60,7 @@ struct attention_results {
     uint32_t amax, out_amax;
 };
 
+// Returns zeroed memory of the host, never NULL, which the caller frees. Ends the program where none is left.
 static void *judge_memory(size_t bytes) {
     void *const memory = calloc(1, bytes > 0 ? bytes : 1);
     if (!memory)
@@ -175,6 +176,7 @@ static void judge_close(struct attention_judge *j) {
     free(j->document_starts);
 }
 
+// Enqueues the filling of `bytes` of the device's memory with 0xff, which is NaN in every type of float.
 static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
@@ -225,6 +227,7 @@ static void results_free(struct attention_results *results) {
 
 // ---- Rows of results ----
 
+// The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
 enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {

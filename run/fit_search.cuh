@@ -134,6 +134,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     const int k = n->c.recompute / s->num_layers;
     const bool mixed = n->c.recompute % s->num_layers > 0;
     const struct fit_estimate e = fit_formula(s, &n->c);
+    // A group that nothing is known of takes no less than the group that offloads no buffers.
     const struct fit_beside *b = &q->groups[n->known == FIT_BY_FORMULA ? FIT_GROUP_PLAIN : fit_group(q->space, &n->c)];
     struct fit_outcome o = {e.device + b->device[k], e.host + b->host[k], fit_step_s(s, &e)};
     if (n->known > FIT_BY_FORMULA)

@@ -407,6 +407,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
+// Says in one line what was converted, on rank 0. masters: as model_load_all_masters sets *converted; NULL: none.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
                                const char *masters) {
     bool any = masters != NULL;

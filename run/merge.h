@@ -74,6 +74,7 @@ static inline bool merge_round(unsigned char *raw, const float *values, enum saf
 
 // ---- the adapters of a tensor ----
 
+// An adapter as the rows of the weight need it: row i of the weight gains scale * sum_r left[i, r] right[r, :].
 struct merge_pair {
     float *left, *right; // (rows, rank), (rank, cols); owned
 };

@@ -19,6 +19,7 @@ struct model_folder {
     int count;
 };
 
+// Closes the files, and zeroes the folder. A zeroed folder is fine.
 static inline void model_folder_close(struct model_folder *folder) {
     for (int i = 0; i < folder->count; i++) {
         safetensors_close(&folder->files[i]);
@@ -29,6 +30,7 @@ static inline void model_folder_close(struct model_folder *folder) {
     memset(folder, 0, sizeof *folder);
 }
 
+// Opens the file `name` of the folder as its next one, for which there is room. Returns NULL, or what is wrong.
 static inline const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)

@@ -8,6 +8,7 @@
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/say.h"      // say, say_warning
 
+// The paths of the files that say which text a token has; "": there is no such file.
 struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };

@@ -87,6 +87,7 @@ struct run {
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
+// Records that a step begins now, none being in flight: its time counts from here.
 static void step_starts(struct run *r) {
     device_event_record(&r->dev, EVENT_START);
     r->step_begins = EVENT_START;

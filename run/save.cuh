@@ -199,6 +199,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
+// Sets the base model's folder that checkpoints of adapters name; "": none. The text must stay.
 static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
 
 // Waits for the save in progress, if any. Returns what went wrong, a text that stays until the next save, or NULL.

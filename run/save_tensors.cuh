@@ -155,6 +155,7 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     }
     return problem;
 }
+// s->moved = the exact parameter, as far as this rank owns it. Returns whether it owns any.
 static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) {
     int64_t at = ours->offset, place, n;
     bool any = false;

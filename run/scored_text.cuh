@@ -54,6 +54,7 @@ static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes
     const bool has = prefix && length > 0 && bytes >= (size_t)length && memcmp(text, prefix, (size_t)length) == 0;
     return encode_scored(r, text, bytes, !has, count, where);
 }
+// Encodes a text without context, as encode_scored: after the prefix token, unless the text begins with that token.
 static int32_t *encode_alone(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const int32_t prefix = prefix_token(r, where);
     int32_t *ids = encode_scored(r, text, bytes, false, count, where);

@@ -128,6 +128,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
+// Returns the last line of text, and cuts off the newlines at the text's end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -219,6 +220,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;
+    // what ends the child after this line is the simpler backend's fault
     const bool by_itself = self_check_line(within, sizeof within, output, SELF_CHECK_ITSELF);
     const bool in_full = self_check_line(within, sizeof within, output, SELF_CHECK_IS_RIGHT);
     if (self_check_line(text, size, output, SELF_CHECK_IS_WRONG)) {

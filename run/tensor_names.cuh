@@ -54,6 +54,7 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         return ours;
     return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
 }
+// Whether the tensor is not a run of the parameter's elements in their order.
 static bool huggingface_is_rearranged(const struct huggingface_tensor *t) {
     return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
 }

@@ -119,6 +119,7 @@ static void time_attention(struct attention_timing *timing, size_t most_bytes,
         for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
             if (timing->candidates[i]) {
                 begins((enum attention_backend)i);
+                // the first round loads the kernels
                 const int launches = round == 0 || timing->seconds[i] > long_seconds ? 1 : LAUNCHES;
                 const double seconds = timed_launches(&a, timing, (enum attention_backend)i, launches, dev);
                 if (round < 2 || seconds < timing->seconds[i])

@@ -52,6 +52,7 @@ static void tune_describe_machine(struct matmul_algorithms *algorithms, const st
     algorithms->multiprocessors = properties.multiProcessorCount;
     snprintf(algorithms->gpu, sizeof algorithms->gpu, "%s", properties.name);
 }
+// Returns an empty list, never NULL, which the caller frees.
 static struct matmul_algorithms *tune_allocate(void) {
     struct matmul_algorithms *algorithms = (struct matmul_algorithms *)calloc(1, sizeof *algorithms);
     if (!algorithms)
