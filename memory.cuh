@@ -171,8 +171,7 @@ static size_t device_peak_bytes(struct device *dev);
 // machine, cgroups and limits leave; SIZE_MAX: not known. On the cpu target the device's arenas share them.
 static size_t host_available_bytes(int ranks_on_host);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Recording
+// ---- Recording ----
 
 static void plan_begin(struct plan *plan) {
     memset(plan, 0, sizeof *plan);
@@ -328,8 +327,7 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Placing
+// ---- Placing ----
 
 // tick_of[p], (phase_count) and zeroed by the caller, = the last of an arena's ticks up to phase p; -1: none. A tick is
 // a phase in which a packed buffer of the arena is touched first. Returns the number of ticks.
@@ -451,8 +449,7 @@ static void plan_place_arenas(struct plan *plan, bool places) {
 static void plan_place(struct plan *plan) { plan_place_arenas(plan, true); }
 static void plan_set_bounds(struct plan *plan) { plan_place_arenas(plan, false); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Arenas
+// ---- Arenas ----
 
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan) {
     for (int a = 0; a < ARENA_COUNT; a++) {

@@ -22,8 +22,7 @@ static inline void block_transpose(float *out, const float *in, int in_stride) {
             transpose_16x16((word *)out + j * BLOCK + i, BLOCK, (const word *)in + i * in_stride + j, in_stride);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Products
+// ---- Products ----
 
 enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 
@@ -251,8 +250,7 @@ static inline void block_product(enum block_unit unit, float *c, const void *a, 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Packing: rows of floatX to the blocks of an operand, with zeros beyond the last row and column
+// ---- Packing: rows of floatX to the blocks of an operand, with zeros beyond the last row and column ----
 
 // Returns x in bf16: unchanged in a bf16 build, else rounded to nearest, ties to even.
 static inline bf16 floatX_to_bf16(floatX x) {

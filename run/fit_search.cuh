@@ -30,8 +30,7 @@ struct fit_found {
 // formats there are estimates for; those from space->most.formats + 1 on are only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Estimates
+// ---- Estimates ----
 
 enum {
     FIT_GROUPS = 8 * FIT_FORMATS_MAX,
@@ -197,8 +196,7 @@ static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Choices
+// ---- Choices ----
 
 // Whether an outcome is within the limits but for the minimized memory; `both` counts where seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
@@ -314,8 +312,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
                         fit_add_set(q, c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The search
+// ---- The search ----
 
 // Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known after that.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {

@@ -29,8 +29,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
 // fewer, freed again. flops 0: nothing can be predicted; with auto that ends the program.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Rates
+// ---- Rates ----
 
 // Returns the matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu
 // target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30);
@@ -119,8 +118,7 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
     return r;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Prediction
+// ---- Prediction ----
 
 // Whether a weight of layer l's linear layers is trained; else its backward has only the gradients of inputs.
 static bool fit_trains_products(const struct gpt *m, int l) {

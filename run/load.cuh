@@ -57,8 +57,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Into the model
+// ---- Into the model ----
 
 // Sets elements [first, first + n) by gpt_set_parameters. rounded: (2 LOAD_CHUNK), scratch. Waits for the device.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
@@ -246,8 +245,7 @@ static const char *model_load_folder(struct gpt *m, const char *path, bool *exac
     return problem;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The optimizer of a checkpoint
+// ---- The optimizer of a checkpoint ----
 
 struct conversions {
     bool made[STATE_COUNT];
@@ -489,8 +487,7 @@ static const char *model_load_checkpoint(struct gpt *m, const char *folder, stru
     return model_load_optimizer(m, folder, exact, error);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// llm.c
+// ---- llm.c ----
 
 // The tensors of an llm.c checkpoint in the order of the file; each is stored for all layers before the next.
 static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARAM_LN1_W,     PARAM_LN1_B,
