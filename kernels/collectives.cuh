@@ -6,8 +6,7 @@
 //
 // A collective begins when all work that was enqueued on the device before it is done. Until collective_wait nobody
 // else may touch its buffers. Every rank begins the same collectives in the same order, none while a graph is recorded,
-// and none at all where there is one rank. Recorded segments are cut where a collective begins and at each
-// collective_wait.
+// and none with one rank. Recorded segments are cut where a collective begins and at each collective_wait.
 #pragma once
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device

@@ -9,8 +9,7 @@
 //
 // What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
 // (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are
-// to memory of the device. On the cuda target an op only enqueues: its results are there after device_synchronize or
-// device_download.
+// to memory of the device. On the cuda target an op only enqueues (device_synchronize, device_download wait).
 #pragma once
 #include "kernels/wait_limit.cuh"     // wait_limit_open, wait_limit_message
 #include "runtime/machine/error.h"    // fail

@@ -12,8 +12,7 @@
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
-// Writes what the device is, and floatX, to text (n bytes), as in "cuda: NVIDIA H200, compute capability 9.0, bf16";
-// where no GPU is open "cuda, bf16". Returns text.
+// Writes device and floatX to text (n bytes), as "cuda: NVIDIA H200, compute capability 9.0, bf16"; returns text.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
 // Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
@@ -161,8 +160,7 @@ static void graph_check(cudaError_t status) {
     cuda_check(status);
 }
 static inline bool graphs_are_refused(const struct device *dev) { return dev->graphs_refused; }
-// Whether a call that makes a graph succeeded; where it did not, warns, and graphs_are_refused from then on. An error
-// of earlier work ends the program.
+// Whether a call made a graph; else warns, and graphs_are_refused. An error of earlier work ends the program.
 static bool graph_is_taken(cudaError_t status, const char *call, struct device *dev) {
     if (status == cudaSuccess)
         return true;

@@ -1,7 +1,6 @@
 // Sizes of the CUDA kernels that memory plans count with, of workspace and partial sums, and the shapes and FP8
 // granularities that kernels take. Host arithmetic in every build: the kernels take their grids from it, and a build
-// without CUDA plans a GPU's memory by it to the byte. An op's NAME_workspace_bytes is for the device at hand, these
-// are for a GPU.
+// without CUDA plans a GPU's memory by it to the byte. An op's NAME_workspace_bytes is for the device at hand.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct compute_capability

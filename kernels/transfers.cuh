@@ -57,8 +57,7 @@ static inline uint64_t transfer_number_of(uint64_t ticket) { return ticket >> TI
 
 #ifdef TARGET_CUDA
 
-// Transfer n of a direction has the events n % TRANSFER_EVENTS. `reached`: the device's stream came to its first wait
-// for the transfer.
+// Transfer n of a direction has events n % TRANSFER_EVENTS. `reached`: the device's stream came to its first wait.
 struct transfers {
     cudaStream_t streams[TRANSFER_DIRECTIONS];
     cudaEvent_t ready[TRANSFER_DIRECTIONS];

@@ -210,8 +210,7 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 
 // ---- Dot products of bf16 pairs ----
 
-// BF16_DOT: vec_dot is an instruction. BF16_DOT_EMULATE computes it in fp32 instead, so that kernels that are written
-// on it are tested on any machine.
+// BF16_DOT: vec_dot is an instruction. BF16_DOT_EMULATE computes it in fp32, to test its kernels anywhere.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(BF16_DOT_EMULATE)
 #define BF16_DOT 1
 #else

@@ -38,8 +38,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of scales of the whole model, also of layers that are not in FP8; 0: without FP8. With scales of blocks no
-// such scales are kept.
+// The number of scales of the whole model, also of layers without FP8; 0: no FP8. By blocks none is kept.
 static int fp8_num_tensors(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
 
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {

@@ -112,8 +112,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     }
     return s;
 }
-// Sets the rotary table with this id, `local`: of windowed layers with their own base. Returns its address. Waits for
-// the device.
+// Sets the rotary table `id`; local: of windowed layers with their own base. Returns its address. Waits for the device.
 static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);

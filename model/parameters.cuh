@@ -93,8 +93,7 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head, or of q and of k;
-// 0: they have no norm.
+// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head or of both; 0: none.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;

@@ -141,8 +141,7 @@ struct micro_steps {
     struct micro_step_graph graphs[MICRO_STEP_KINDS];
     double graphs_scale; // scale of the loss that the graphs were recorded with
 };
-// What goes between the host and the device in a step. Pinned host memory is double-buffered: batches in flight to the
-// device, results in flight to the host.
+// What goes between the host and the device in a step. Pinned host memory is double-buffered.
 struct step_io {
     int results_id, reports_id, host_batches_id, host_results_id, host_reports_id, host_requests_id; // in the plan
     struct step_results *results;                                                                    // device memory

@@ -6,8 +6,7 @@
 //   and else A = X^T X and X = X B, so that A is of the shorter side and nothing is transposed.
 //
 // a I joins the polynomial, for X = a X + (b A + c A A) X: one product, and no pass over X. Products are the engine's
-// own matmuls, with operands in floatX and sums in fp32. A factor of U changes nothing: there is no epsilon, and of
-// zeros X is 0.
+// own matmuls. A factor of U changes nothing: there is no epsilon, and of zeros X is 0.
 #pragma once
 #include "config/config.h"           // enum config_muon_coefficient_type
 #include "kernels/device_memory.cuh" // device_copy

@@ -31,8 +31,7 @@ static const double ATTENTION_CHECK_DROPPED = 1.0 / 8;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;
 // Errors of dK's and dV's rows shrink with the rows, towards the end of a causal sequence, down to this share of the
-// root mean square of all rows. Errors of the output's rows do not, and dQ's row of a sequence's first token is 0 but
-// for rounding.
+// root mean square of all rows. The output's do not, and a first token's dQ is 0 but for rounding.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // The bound on the error of fp32 sums of thousands of stored values, relative to the sum of their magnitudes.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;

@@ -455,8 +455,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Loads the moving averages of a checkpoint into the parameters, as far as this rank holds them. Refuses a checkpoint
-// without averages. Returns NULL, or what is wrong.
+// Loads a checkpoint's moving averages into this rank's parameters; none is an error. Returns NULL, or what is wrong.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;

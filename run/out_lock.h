@@ -1,6 +1,5 @@
 // The lock of --out: one run at a time goes on from what is there and writes there. Rank 0 takes the lock for all
-// ranks: on hosts with disks of their own, the folders of one name are not one. The file stays, and its lock ends with
-// the process.
+// ranks: on hosts with disks of their own, folders of one name differ. The file stays; its lock ends with the process.
 #pragma once
 #include "config/config.h"           // struct config
 #include "run/run_folder.h"          // out_is_foreign

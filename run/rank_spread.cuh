@@ -1,8 +1,7 @@
 // How ranks differ, for the report, which otherwise speaks only of rank 0: in planned memory, and in GPU, instructions,
 // libraries and their kernels. Such ranks are not refused: a cluster may have several kinds of machines. Each rank
-// computes its own gradient, all use one sum, whose bits depend on which rank has what. Differences that would let
-// replicas drift apart or mix attention backends are refused earlier: start_check_ranks, check_programs;
-// rank_without_fused agrees on cuDNN.
+// computes its own gradient, all use one sum, whose bits depend on which rank has what. What would let replicas drift
+// apart is refused earlier (start_check_ranks, check_programs); rank_without_fused agrees on cuDNN.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run

@@ -168,8 +168,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// Adds the norms of layer l. "post_attention_layernorm" is the norm before the MLP, except in models that also have a
-// norm after attention.
+// Adds the norms of layer l. post_attention_layernorm is the norm before the MLP, unless there is one after attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
     huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
