@@ -162,7 +162,6 @@ static int run_chat(struct run *r, int new_tokens) {
     return chat_only(r, new_tokens);
 }
 
-// Prints the memory plan (--plan) and allocates no memory of the model. Returns EXIT_SUCCESS.
 static int run_plan(const struct run *r) {
     if (r->config->memory.plan == PLAN_SUMMARY) {
         plan_summary(r);

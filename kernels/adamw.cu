@@ -7,7 +7,6 @@
 
 #ifdef TARGET_CUDA
 
-// Returns four parameters rounded to floatX: stochastically where adamw_rounds_params, else by parameter_rounded.
 DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const four<float> &value,
                                             const struct philox_words &random) {
     four<floatX> rounded;

@@ -271,7 +271,6 @@ ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, cons
         else
             row32[i] = to_float(in[i]);
 }
-// out[i] = factor * row[i], i < n. row: of sums, in fp32.
 ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, int n) {
     for (int i = 0; i < n; i++)
         out[i] = to_floatX(factor * row[i]);
@@ -335,7 +334,6 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
     }
 }
 
-// Packs as pack_left does, to right operands.
 ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                               int64_t stride, int count, int D) {
     if (layout == LAYOUT_FP32) {

@@ -47,7 +47,6 @@ static inline void device_copy(void *to, const void *from, size_t bytes, struct 
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev);
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev);
 
-// Ends the program, as `bytes` of the device's memory could not be allocated. why: the system's message or CUDA's.
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const char *why) {
     fail("cannot allocate %.2f GiB (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "
          "activations (--recompute-granularity full); --plan shows what takes how much",

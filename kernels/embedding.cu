@@ -301,7 +301,6 @@ enum { EMBEDDING_COLUMNS = 256, EMBEDDING_LINE = 16 }; // LINE: a cache line of 
 // A token's row may lie anywhere in memory: it is prefetched this many rows before its turn.
 enum { EMBEDDING_AHEAD = 4 };
 
-// Prefetches the cache lines of [p, p + bytes), for reading.
 static inline void prefetch_bytes(const void *p, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch((const char *)p + at);

@@ -192,7 +192,6 @@ DEVICE_FUNCTION struct frozen_fp8_pack frozen_fp8_load(const fp8 *from, int64_t 
         pack.codes[i] = i < count ? from[i] : 0;
     return pack;
 }
-// Decodes row first + blockIdx.x of (rows, cols) into row blockIdx.x of `out`, a pack of columns a thread.
 static __global__ void __launch_bounds__(FROZEN_THREADS)
     frozen_fp8_dequantize_kernel(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first) {
     const int64_t row = first + blockIdx.x, pitch = fp8_inverse_pitch(FP8_128X128, rows, cols);

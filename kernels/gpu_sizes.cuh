@@ -51,7 +51,6 @@ enum {
 // A thread of norm_backward holds, besides its packs of two rows, sums for dweight and dbias, twice GPU_PACK registers
 // a pack in bf16. So a warp takes rows of up to 3 packs a lane; longer rows take threads of 2 packs each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
-// The number of threads of norm_backward that share a row: 32, 128, 256 or 512.
 static inline int norm_backward_row_threads(int C) {
     if (C <= NORM_BACKWARD_WARP_PACKS * 32 * GPU_PACK)
         return 32;

@@ -46,7 +46,6 @@ static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const 
     squares_block(sums + (int64_t)i * SQUARES_BLOCKS, x + ranges[i].at, ranges[i].n,
                   (int)(blockIdx.x % SQUARES_BLOCKS));
 }
-// *total = the sum of sums (SQUARES_BLOCKS), or += it where `add`
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
@@ -235,7 +234,6 @@ void squares_total(double *total, int count, void *workspace, struct device *dev
     *total = sum;
 }
 
-// store (n) = in, or store + in where `add`, by this thread
 static inline void add_floats(float *store, const float *in, int64_t n, bool add) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)

@@ -410,7 +410,6 @@ void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float 
     }
 }
 
-// row (V) <- z
 ALWAYS_INLINE void logits_transform_row(floatX *row, int V, struct logit_transform t, enum logit_kind kind) {
     vec z[FLOATX_VECS];
     int at = 0;

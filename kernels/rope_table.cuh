@@ -68,7 +68,6 @@ static inline double rope_factor(const struct rope_settings *s) {
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
-// Returns the frequency of pair i under ROPE_YARN. w: without scaling.
 static inline double rope_yarn_frequency(const struct rope_settings *s, int i, double w) {
     double low = rope_yarn_pair(s, s->beta_fast > 0 ? s->beta_fast : 32);
     double high = rope_yarn_pair(s, s->beta_slow > 0 ? s->beta_slow : 1);

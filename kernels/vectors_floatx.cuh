@@ -51,7 +51,6 @@ ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
 // Loads the first `count` < LANES floats; the other lanes are 0.
 ALWAYS_INLINE vec float_load_some(const float *p, int count) { return (vec)_mm512_maskz_loadu_ps(vec_mask(count), p); }
-// Stores the first `count` < LANES floats of x.
 ALWAYS_INLINE void float_store_some(float *p, vec x, int count) {
     _mm512_mask_storeu_ps(p, vec_mask(count), (__m512)x);
 }

@@ -138,7 +138,6 @@ static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
-// The number of bytes of `history`; 0: scales are not delayed.
 static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_tensors(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }

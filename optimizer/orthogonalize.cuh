@@ -129,7 +129,6 @@ static struct orthogonalize_buffers orthogonalize_buffers_of(void *workspace, in
     b.scratch = orthogonalize_take(at, &b.bytes, orthogonalize_scratch_bytes(rows, cols, dev));
     return b;
 }
-// The number of bytes of workspace, in device memory, that orthogonalize needs for one matrix (rows, cols).
 static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *dev) {
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }

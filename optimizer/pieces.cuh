@@ -167,7 +167,6 @@ struct update {
     floatX *update; // of struct muon_buffers
 };
 
-// Enqueues AdamW's update of a piece. memory: the operands, on the device.
 static void compute_adamw(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct adamw_range r;

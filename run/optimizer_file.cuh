@@ -97,13 +97,11 @@ static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
 }
-// out (blocks) = the scales of stored 8-bit blocks.
 static void state_take_scales(float *out, const void *stored, int64_t blocks) {
     const size_t bytes = sizeof *out + STATE_BLOCK;
     for (int64_t b = 0; b < blocks; b++)
         memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
 }
-// out (n) = the first n codes of stored 8-bit blocks.
 static void state_take_codes(unsigned char *out, const void *stored, int64_t n) {
     const size_t bytes = sizeof(float) + STATE_BLOCK;
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)

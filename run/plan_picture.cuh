@@ -299,7 +299,6 @@ static double plan_svg_legend_arenas(const struct plan_picture *picture, double 
                                 plan_arena_name((enum plan_arena)a), picture->plan->arena_bytes[a]);
     return y + 30;
 }
-// Draws the legend: the arenas, each category's most live bytes, and the line of plan_svg_live.
 static void plan_svg_legend(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     const double x = picture->width - picture->right + 20;
@@ -320,7 +319,6 @@ static void plan_svg_legend(const struct plan_picture *picture) {
             x, x + 12, y - 4, y - 4, x + 18, y);
 }
 
-// Draws the page's title: the peak, and the phase that reaches it.
 static void plan_svg_title(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     char peak[LOG_NUMBER];

@@ -80,7 +80,6 @@ static void summary_peak(const struct plan *plan) {
     log_row("peak", "%s", text);
 }
 
-// Prints the predicted time of a step of so many ranks, if there is one.
 static void summary_time(const struct plan_prediction *p, int ranks) {
     char ms[LOG_NUMBER], tokens[LOG_NUMBER];
     if (p->step_ms > 0)

@@ -167,7 +167,6 @@ static void report_finetuning(const struct run *r) {
                 c->finetuning.lora_target_modules);
 }
 
-// Prints the memory that is planned; where ranks differ, from the least to the most of them.
 static void report_memory(const struct rank_spread *s) {
     char all[LOG_NUMBER], most[LOG_NUMBER], of_it[LOG_NUMBER], most_of_it[LOG_NUMBER];
     log_bytes(all, s->planned.least);

@@ -93,7 +93,6 @@ static void step_starts(struct run *r) {
     r->step_begins = EVENT_START;
 }
 
-// Whether a signal asked this process to stop.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
 enum { STOP_SIGNALS = 128 };
 // Returns the signal that asked this rank to stop + STOP_SIGNALS * rank; 0: none did.

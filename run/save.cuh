@@ -83,7 +83,6 @@ static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
-// Begins and writes a checkpoint of a single writer; save_run then ends it. Returns what went wrong, or NULL.
 static const char *save_alone(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)

@@ -195,7 +195,6 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
     free(output);
 }
 
-// Writes the key of a candidate's verdict to key (SELF_CHECK_KEY bytes): the request's key, and the candidate.
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }

@@ -241,7 +241,6 @@ static void huggingface_list_ours(struct huggingface_builder *b) {
     }
 }
 
-// The number of the parameter's rows that the tensor holds.
 static int huggingface_rows_held(const struct huggingface_tensor *t) {
     if (t->repeat > 1)
         return t->q_rows + 2 * t->kv_rows;

@@ -73,7 +73,6 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
-// Reports a step that updated nothing, since no target of its batch counts, and counts it as skipped.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
     r->empty++;

@@ -9,7 +9,6 @@
 
 static const double DEVICE_WATCH_SECONDS = 300;
 
-// Warns, in the watch's thread, that the GPU has kept the host for so many seconds, and names what was enqueued last.
 static void warn_device_waits(double seconds) {
     char names[512];
     say_warning(

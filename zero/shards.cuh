@@ -80,7 +80,6 @@ static void shards_free(struct shards *s) {
     memset(s, 0, sizeof *s);
 }
 
-// The number of elements of this rank's buffer, which is `sharded` or whole.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
 static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {

@@ -77,7 +77,6 @@ ALWAYS_INLINE void few_rows_columns(const int runs, const struct gemm *g, int64_
         }
 }
 
-// Computes a gemm for which gemm_has_few_rows is true. Threads share the columns.
 static void gemm_few_rows(const struct gemm *g, const struct device *dev) {
 #pragma omp parallel num_threads(dev->threads)
     {

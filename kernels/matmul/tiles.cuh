@@ -340,7 +340,6 @@ static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t dep
 static inline size_t tiles_c_bytes(const struct tiles_plan *p) {
     return (size_t)(p->panel_depth < p->depth ? p->part_rows : 1) * (size_t)p->panel_cols * TILES_C_BYTES;
 }
-// Returns the bytes of a thread's workspace: a panel of B, 32 rows of A, the blocks of C.
 static inline size_t tiles_thread_bytes(const struct tiles_plan *p) {
     const size_t b_bytes = (size_t)p->panel_cols * (size_t)p->panel_depth * TILES_PAIR_BYTES;
     return b_bytes + TILES_A_DEPTH / TILES_BLOCK * TILES_PAIR_BYTES + tiles_c_bytes(p);
