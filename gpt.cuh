@@ -1,6 +1,5 @@
-// The model: its steps (a micro-step, the update, an evaluation), the plan of its memory, its memory.
-//
-// A micro-step is embedding, blocks, head and their backward. The plan is what the steps touch in planning mode.
+// The model: its steps (a micro-step, the update, an evaluation), the plan of its memory, its memory. A micro-step is
+// embedding, blocks, head and their backward. The plan is what the steps touch in planning mode.
 #pragma once
 #include "block.cuh"                 // block_forward, block_backward
 #include "config/layers.h"           // config_layer_is_windowed, config_layer_is_rotary

@@ -1,8 +1,7 @@
-// train_gpt: trains, evaluates or samples a GPT on a target (cpu, cuda) and in a precision.
-//
-// This file is compiled several times. Without ENGINE it is main, which reads the options and calls one copy of the
-// engine. With ENGINE defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy:
-// floatX has the copy's precision, and the entry point is named ENGINE.
+// train_gpt: trains, evaluates or samples a GPT on a target (cpu, cuda) and in a precision. This file is compiled
+// several times. Without ENGINE it is main, which reads the options and calls one copy of the engine. With ENGINE
+// defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy: floatX has the
+// copy's precision, and the entry point is named ENGINE.
 #include "config/resolve.h" // config_read, config_resolve
 #include "run/engine.h"     // the copies of the engine
 

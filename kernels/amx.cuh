@@ -1,8 +1,7 @@
-// Intel AMX: eight tile registers of 16 rows x 64 bytes, and C (16 x 16 fp32) += A (16 x 32 bf16) . B (32 x 16 bf16).
-//
-// B is in VNNI order: row r of the tile holds, for each of the 16 columns n, the pair B[2r][n], B[2r+1][n]. Tile
-// numbers must be literals. Every thread calls amx_begin before its first tile and amx_end after its last one. With
-// AMX_EMULATE defined the same calls run on plain memory, so that kernels that use tiles are tested on any machine.
+// Intel AMX: eight tile registers of 16 rows x 64 bytes, and C (16 x 16 fp32) += A (16 x 32 bf16) . B (32 x 16 bf16). B
+// is in VNNI order: row r of the tile holds, for each of the 16 columns n, the pair B[2r][n], B[2r+1][n]. Tile numbers
+// must be literals. Every thread calls amx_begin before its first tile and amx_end after its last one. With AMX_EMULATE
+// defined the same calls run on plain memory, so that kernels that use tiles are tested on any machine.
 #pragma once
 #include "kernels/device.cuh" // bf16
 #include <stdint.h>           // uint8_t, uint16_t

@@ -1,7 +1,6 @@
 // Collectives by NCCL, on a stream beside the device's: a collective begins when all work enqueued on the device's
-// stream by then is done; that stream waits where it needs the result. The host waits for nothing, as on one GPU.
-//
-// NCCL never gives up on a rank that does not come: the control thread queries the events of this queue, and tells the
+// stream by then is done; that stream waits where it needs the result. The host waits for nothing, as on one GPU. NCCL
+// never gives up on a rank that does not come: the control thread queries the events of this queue, and tells the
 // others how far this rank's GPU is (runtime/net/control.h).
 #pragma once
 #include "kernels/device.cuh"             // struct device, cuda_check, LAUNCH

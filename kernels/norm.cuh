@@ -1,9 +1,7 @@
 // LayerNorm (Ba, Kiros and Hinton 2016), RMSNorm (Zhang and Sennrich 2019), and the residual additions that stand
-// before them.
-//
-// The mean of a row is rounded to fp32, which costs half a unit of the mean itself: much, where |mean| is far above the
-// standard deviation. So each pass over a row also takes the mean of what is left after subtracting the first mean, and
-// subtracts that too: the result is as if the mean were known exactly.
+// before them. The mean of a row is rounded to fp32, which costs half a unit of the mean itself: much, where |mean| is
+// far above the standard deviation. So each pass over a row also takes the mean of what is left after subtracting the
+// first mean, and subtracts that too: the result is as if the mean were known exactly.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/norm_kind.cuh" // struct norm_options, norm_weight_offset

@@ -1,9 +1,8 @@
-// Inline PTX, one wrapper an instruction, and beside each its model on the host.
-//
-// With CUDA_EMULATED defined (the emulator's build, test/emu/) the same functions are compiled by the host compiler: a
-// model says which lane holds which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for
-// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses, and read and written only through
-// these wrappers, so that the emulator sees each access. g = lane / 4, t = lane % 4.
+// Inline PTX, one wrapper an instruction, and beside each its model on the host. With CUDA_EMULATED defined (the
+// emulator's build, test/emu/) the same functions are compiled by the host compiler: a model says which lane holds
+// which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for mma.m16n8k16", "ldmatrix").
+// Shared memory is addressed by 32-bit byte addresses, and read and written only through these wrappers, so that the
+// emulator sees each access. g = lane / 4, t = lane % 4.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // fp8_encode
 #include <stdint.h>            // uint32_t

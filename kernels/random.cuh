@@ -1,5 +1,4 @@
 // Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-//
 // A value depends only on its key and counter, so that a dropout mask is never stored, a recomputed mask is the same,
 // and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of block e /
 // 4. The counter's fourth word has layer and use of a dropout mask; or, with the highest bit set, the upper half of a

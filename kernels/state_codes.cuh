@@ -1,10 +1,9 @@
-// The 8-bit codes of a block of moments: magnitudes in units of the block's scale, its largest magnitude.
-//
-// Dettmers, "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the
-// midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1
-// instead of 0.993, for both signs (bit 7 of the byte), so that a block's extreme is exact, and with it the scale:
-// quantizing twice is quantizing once. Roots of second moments: n = 2, and 1 after the 254. What is not 0 never becomes
-// 0: where v were 0 and m is not, only eps would divide.
+// The 8-bit codes of a block of moments: magnitudes in units of the block's scale, its largest magnitude. Dettmers,
+// "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the midpoints
+// of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1 instead of
+// 0.993, for both signs (bit 7 of the byte), so that a block's extreme is exact, and with it the scale: quantizing
+// twice is quantizing once. Roots of second moments: n = 2, and 1 after the 254. What is not 0 never becomes 0: where v
+// were 0 and m is not, only eps would divide.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits, float_from_bits

@@ -1,9 +1,8 @@
 // expf, logf, tanhf, and sine and cosine of a fraction of a turn, which the compiler vectorizes: no branch, no table,
-// no call. libm's are calls, and their vector forms come only with -ffast-math, under which NaN is lost.
-//
-// Each is a range reduction and a polynomial: coefficients are weighted minimax fits of the relative error over the
-// reduced range (iteratively reweighted least squares on Chebyshev nodes), with the fit's own error beside each. The
-// errors in units in the last place (ulp) are measured by test/op_vector_math.c over the whole range.
+// no call. libm's are calls, and their vector forms come only with -ffast-math, under which NaN is lost. Each is a
+// range reduction and a polynomial: coefficients are weighted minimax fits of the relative error over the reduced range
+// (iteratively reweighted least squares on Chebyshev nodes), with the fit's own error beside each. The errors in units
+// in the last place (ulp) are measured by test/op_vector_math.c over the whole range.
 #pragma once
 #include "kernels/device.cuh" // HOST_DEVICE
 #include <math.h>             // INFINITY, NAN

@@ -1,9 +1,8 @@
-// Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation.
-//
-// Buffers are rectangles (lifetime x bytes) that may only move up and down, packed to the least height. NP-hard in
-// general (Garey & Johnson, problem SR2), but a training step is regular. Two searches share the work: the skyline's
-// (memory/skyline.cuh), and stacks. Activations nest, since what is made first is freed last, so that stacking them,
-// the longest-lived first, is dense. What does not nest, such as a ZeRO unit's parameters, is fitted into gaps above.
+// Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation. Buffers are rectangles
+// (lifetime x bytes) that may only move up and down, packed to the least height. NP-hard in general (Garey & Johnson,
+// problem SR2), but a training step is regular. Two searches share the work: the skyline's (memory/skyline.cuh), and
+// stacks. Activations nest, since what is made first is freed last, so that stacking them, the longest-lived first, is
+// dense. What does not nest, such as a ZeRO unit's parameters, is fitted into gaps above.
 #pragma once
 #include "memory/skyline.cuh" // struct plan_item, struct skyline, its searches
 #include <stdbool.h>          // bool

@@ -1,9 +1,8 @@
-// FP8 training: which tensors are quantized, and the state of their scales.
-//
-// In the layers that --fp8-format quantizes, the three products of each linear layer multiply FP8 matrices: input and
-// weight in E4M3, the gradient of the output in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention,
-// norms, residual stream, embedding and head in bf16; master weights, moments, gradients of parameters and sums in
-// fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
+// FP8 training: which tensors are quantized, and the state of their scales. In the layers that --fp8-format quantizes,
+// the three products of each linear layer multiply FP8 matrices: input and weight in E4M3, the gradient of the output
+// in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention, norms, residual stream, embedding and head in
+// bf16; master weights, moments, gradients of parameters and sums in fp32. Validation and generation compute in bf16,
+// so that they leave no trace in the scales.
 #pragma once
 #include "config/config.h"        // struct config
 #include "config/layers.h"        // config_fp8_layers

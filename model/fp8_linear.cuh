@@ -1,8 +1,7 @@
-// The linear layers of a block in FP8: what is cast where, and their products. Without FP8 cast_input does nothing.
-//
-// All three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for
-// dW dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that
-// are read there: its row form, as it is, and its column form, transposed. A row form lives until its product. An input
+// The linear layers of a block in FP8: what is cast where, and their products. Without FP8 cast_input does nothing. All
+// three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for dW
+// dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that are
+// read there: its row form, as it is, and its column form, transposed. A row form lives until its product. An input
 // that no other op of the backward reads is kept only in its column form: its producer writes floatX values that live
 // until they are cast or, with delayed scales, the MLP's activation writes FP8. Weights are cast at use.
 #pragma once

@@ -1,10 +1,9 @@
-// The MLP by ranges of tokens (--mlp-chunk-tokens; in plans a range is called a chunk, too).
-//
-// Of a layer that keeps neither FC nor ACT, both exist for one range of tokens at a time: the ops (model/mlp.cuh) are
-// called for each range. The backward of a range makes again what it reads, from the MLP's input to the activation; the
-// weights' fp32 gradients add up over the ranges. A range reads both weights again, in each of three products, and
-// reads and writes their gradients: mlp_chunk_default (recompute.cuh) weighs that. Rows do not depend on each other:
-// forward differs from the MLP at once only where a matmul's sums depend on its number of rows.
+// The MLP by ranges of tokens (--mlp-chunk-tokens; in plans a range is called a chunk, too). Of a layer that keeps
+// neither FC nor ACT, both exist for one range of tokens at a time: the ops (model/mlp.cuh) are called for each range.
+// The backward of a range makes again what it reads, from the MLP's input to the activation; the weights' fp32
+// gradients add up over the ranges. A range reads both weights again, in each of three products, and reads and writes
+// their gradients: mlp_chunk_default (recompute.cuh) weighs that. Rows do not depend on each other: forward differs
+// from the MLP at once only where a matmul's sums depend on its number of rows.
 #pragma once
 #include "model/at.cuh" // struct gpt and its buffers, struct at
 

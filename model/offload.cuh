@@ -1,9 +1,8 @@
-// Activations in host memory between forward and backward (--cpu-offloading-num-layers).
-//
-// What a layer keeps leaves the device after the layer's forward, while the next layer computes; at that layer's end
-// the device's buffers are free. Backward goes by groups of layers, which are recomputed together: what a group needs
-// comes back, into other buffers, while the group above it computes. At any time the activations of at most two layers,
-// or groups, are on the device. All transfers begin and end within a micro-step, so that a graph can record it.
+// Activations in host memory between forward and backward (--cpu-offloading-num-layers). What a layer keeps leaves the
+// device after the layer's forward, while the next layer computes; at that layer's end the device's buffers are free.
+// Backward goes by groups of layers, which are recomputed together: what a group needs comes back, into other buffers,
+// while the group above it computes. At any time the activations of at most two layers, or groups, are on the device.
+// All transfers begin and end within a micro-step, so that a graph can record it.
 #pragma once
 #include "model/state.cuh" // struct gpt, activation, offloaded_activations
 

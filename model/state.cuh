@@ -1,9 +1,7 @@
 // The model's state: struct gpt, and its buffers by pass, layer and slot. Layer l's input is the OUT of layer l - 1;
-// the embedding's output is the OUT of layer -1.
-//
-// Functions run in two modes (model/timeline.cuh): when planning, a phase only records the buffers that it touches;
-// when running, it finds them at their planned addresses. A phase fetches all its buffers first (NULL when planning),
-// then runs its ops by RUN.
+// the embedding's output is the OUT of layer -1. Functions run in two modes (model/timeline.cuh): when planning, a
+// phase only records the buffers that it touches; when running, it finds them at their planned addresses. A phase
+// fetches all its buffers first (NULL when planning), then runs its ops by RUN.
 #pragma once
 #include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config

@@ -1,8 +1,7 @@
-// The pieces of an update, and their way through the device.
-//
-// What the update reads and writes may lie in the host's memory. It is then streamed through the device in pieces, in
-// three slots: while one piece is updated, the next arrives and the previous one leaves. The same kernel updates the
-// same elements as without offload, so that the bits are the same.
+// The pieces of an update, and their way through the device. What the update reads and writes may lie in the host's
+// memory. It is then streamed through the device in pieces, in three slots: while one piece is updated, the next
+// arrives and the previous one leaves. The same kernel updates the same elements as without offload, so that the bits
+// are the same.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
 #include "kernels/averages.cuh" // averages_update, averages_swap

@@ -1,9 +1,8 @@
 // The optimizer's state: one row per kind, how each is stored, and where: a flat buffer with an element for each
-// parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory.
-//
-// An element's place is its index in this rank's buffers, whole or of its shards (zero/shards.cuh). Places [0, cut) are
-// in the device's memory, the others in the host's, for every kind of state alike. What is stored of an element, and
-// how, depends on its group. A segment is a run of places of one group; it begins at a known byte of each state.
+// parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory. An element's place is its
+// index in this rank's buffers, whole or of its shards (zero/shards.cuh). Places [0, cut) are in the device's memory,
+// the others in the host's, for every kind of state alike. What is stored of an element, and how, depends on its group.
+// A segment is a run of places of one group; it begins at a known byte of each state.
 #pragma once
 #include "config/config.h"           // struct config
 #include "kernels/device_memory.cuh" // device_upload, device_zero, host_allocate

@@ -1,8 +1,7 @@
 // A check of one backend of attention on this GPU before a run relies on it: forward and backward at the model's own
-// heads, against a second run of the backend, sums of products in double on the host, and the next simpler backend.
-//
-// The host computes a few rows: a token's output and gradient of Q need one row of scores, and gradients of K and V
-// near the end need only the rows of the few tokens after them. Every row is compared with the simpler backend's.
+// heads, against a second run of the backend, sums of products in double on the host, and the next simpler backend. The
+// host computes a few rows: a token's output and gradient of Q need one row of scores, and gradients of K and V near
+// the end need only the rows of the few tokens after them. Every row is compared with the simpler backend's.
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with

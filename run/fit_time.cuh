@@ -1,9 +1,8 @@
 // The time of a training step, predicted from its plan: what the phases compute, and the bytes that they send over the
-// bus. Not priced: the exchange between ranks, FP8's casts and its faster products.
-//
-// A micro-step is played on three clocks: the device, which computes phase by phase and waits for copies where the plan
-// says so, and the bus in each direction, which carries one copy after the other. The update streams its pieces through
-// slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
+// bus. Not priced: the exchange between ranks, FP8's casts and its faster products. A micro-step is played on three
+// clocks: the device, which computes phase by phase and waits for copies where the plan says so, and the bus in each
+// direction, which carries one copy after the other. The update streams its pieces through slots, so that it takes as
+// long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
 #include "config/fit.h"        // config_main_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s

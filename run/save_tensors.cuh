@@ -1,7 +1,6 @@
-// The tensors of a checkpoint's files, from the model: their order, and the bytes of them that this rank writes.
-//
-// A single rank writes the files from the first byte to the last. Of several ranks, rank 0 lays the files out, then
-// each writes the ranges that it owns (formats/checkpoint_part.h). A chunk at a time is fetched and converted; only a
+// The tensors of a checkpoint's files, from the model: their order, and the bytes of them that this rank writes. A
+// single rank writes the files from the first byte to the last. Of several ranks, rank 0 lays the files out, then each
+// writes the ranges that it owns (formats/checkpoint_part.h). A chunk at a time is fetched and converted; only a
 // parameter whose elements have other places in the file is fetched as a whole, as far as this rank owns it.
 #pragma once
 #include "run/model.cuh"              // struct gpt

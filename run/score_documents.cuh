@@ -1,5 +1,4 @@
 // The likelihoods of documents, by which tasks and texts are scored: sequences of tokens, of which the last are scored.
-//
 // Documents are packed whole into rows of --seq-length, do not see each other, and each begins at position 0. The rows
 // follow only from the documents' lengths and tokens, and are dealt to the ranks a batch at a time, so that neither the
 // order in which documents are given nor the number of ranks changes a bit of a score. Equal documents are scored once.

@@ -1,10 +1,9 @@
 // Thin products: the depth, or the narrower operand of a weight gradient, or the output has few columns, as with
-// adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long.
-//
-// Operands are multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is
-// packed, so that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order.
-// A weight gradient's sums over a block of tokens stay in registers, those over all tokens in a cache. Each element is
-// summed in the order of depth by one thread: no number of threads changes a bit.
+// adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long. Operands are
+// multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is packed, so
+// that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order. A weight
+// gradient's sums over a block of tokens stay in registers, those over all tokens in a cache. Each element is summed in
+// the order of depth by one thread: no number of threads changes a bit.
 #pragma once
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include "kernels/vectors_floatx.cuh" // floatx_load, row_vec_load

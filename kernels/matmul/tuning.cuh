@@ -1,8 +1,7 @@
 // The choice of cuBLASLt's algorithms by timing: the fastest of those that the heuristics rank first, and, for a
-// product that comes with a bias gradient or GELU's derivative, whether the epilogue or our own kernel does that.
-//
-// Each chosen algorithm multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two algorithms
-// may differ. Choices depend on times, which vary: who wants the same bits again has to keep them. Where no algorithm
+// product that comes with a bias gradient or GELU's derivative, whether the epilogue or our own kernel does that. Each
+// chosen algorithm multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two algorithms may
+// differ. Choices depend on times, which vary: who wants the same bits again has to keep them. Where no algorithm
 // proves to give the same bits, the choice is the heuristics' first, as without timing.
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
