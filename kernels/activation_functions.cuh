@@ -12,8 +12,7 @@
 //
 // GELU by the error function computes, in bf16, Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz
 // and Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, from
-// where on the exponential underflows. The two roundings of the exponent add 125 ln 2 2^-23 = 1.1e-5, all else less
-// than 1e-6: 5e-5 in all, a 39th of bf16's rounding.
+// where the exponential underflows. Its roundings add 125 ln 2 2^-23 = 1.1e-5: 5e-5 in all, a 39th of bf16's.
 #pragma once
 #include "kernels/activation.cuh" // ACTIVATION_OPS
 #include "kernels/device.cuh"     // floatX

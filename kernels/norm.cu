@@ -213,8 +213,7 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// Does norm_backward except for the last addition: sums (runs, 2, C) get each run's dweight and dbias. The launch
-// bounds leave room for 16 warps on an SM.
+// Does norm_backward except for the last addition: sums (runs, 2, C) = each run's dweight, dbias. 16 warps fit an SM.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))

@@ -31,8 +31,7 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
     }
 }
 
-// Computes the statistics s (rows) of x (rows, C), rows <= NORM_ROWS, in two passes, with the corrected sum of squares
-// (Chan, Golub and LeVeque 1983, eq. 1.7).
+// Computes the statistics s (rows) of x (rows, C), rows <= NORM_ROWS (Chan, Golub, LeVeque 1983, eq. 1.7).
 ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
                                         const int rows) {
     vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];

@@ -171,8 +171,7 @@ struct timeline_loop {
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
-// Returns a loop over tokens [0, end) in ranges of `step`; timeline_loop_next enters the first range, whose phases come
-// after the current phase.
+// Returns a loop over tokens [0, end) in ranges of `step`; timeline_loop_next enters the first, after this phase.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
@@ -190,8 +189,7 @@ static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     return loop->first < loop->end;
 }
 
-// Returns the address of a planned buffer, in a run or a dry run. Aborts for id -1, and where the buffer is not live in
-// this phase: others may have its bytes now.
+// Returns a planned buffer's address. Aborts for id -1, and where it is not live now: others may have its bytes.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {

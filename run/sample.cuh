@@ -31,8 +31,7 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Returns the smallest of the largest weights (V, none negative) that together reach `share` of the sum, by
-// quickselect; 0 where all are 0. scratch: V floats.
+// Returns the smallest of the largest weights (V, >= 0) that reach `share` of the sum; 0: all are 0. scratch: (V).
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
     double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
