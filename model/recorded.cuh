@@ -1,4 +1,4 @@
-// Forward and backward of a micro-step as CUDA graphs, recorded once: one or, with collectives, one between two.
+// Forward and backward of a micro-step as recorded CUDA graphs: one graph or, with collectives, one between two of them.
 #pragma once
 #include "kernels/device_queue.cuh"  // work graphs
 #include "kernels/work_segments.cuh" // segments_begin

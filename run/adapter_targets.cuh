@@ -38,7 +38,7 @@ static bool adapter_module_of(struct adapter_module *module, const struct huggin
 struct module_name {
     char text[sizeof(((struct huggingface_tensor *)0)->name)];
 };
-// Returns a tensor's name up to its last dot: model.layers.0.mlp.up_proj of ....up_proj.weight; "" without a dot.
+// Returns a tensor's name up to its last dot: model.layers.0.mlp.up_proj, without .weight; "" without a dot.
 static struct module_name module_name_of(const struct huggingface_tensor *t) {
     struct module_name name;
     const char *dot = strrchr(t->name, '.');

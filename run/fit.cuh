@@ -16,7 +16,7 @@ struct fit {
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what is planned by these options. *config and *dev must outlive it; a layer's shape may not change meanwhile.
+// Returns what these options plan. *config and *dev must outlive the result; a layer's shape may not change meanwhile.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that

@@ -10,7 +10,7 @@
 #include "run/planned_gpu.cuh" // planned_gpu, gpu_name
 #include "run/utilization.cuh" // head_flops, measure_matmul
 
-// Rates to predict with, a second: bytes between the device's cores and its memory; on the bus each way to the host.
+// Rates a second. traffic: bytes between the device's cores and its memory; bus: bytes each way to the host's memory.
 struct fit_rates {
     double flops, traffic, bus;
     char source[160];

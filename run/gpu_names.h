@@ -67,7 +67,7 @@ static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
 static bool gpu_has_editions(const struct gpu_peak *gpu) {
     return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
 }
-// text (GPU_NAME_MAX bytes) = a row's name in messages, which finds it: with its memory if others differ. Returns text.
+// text (GPU_NAME_MAX bytes) = a row's name in messages, which finds it: an edition's with its memory. Returns text.
 static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
     snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
              gpu_has_editions(gpu) ? gpu->words : "");

@@ -448,7 +448,7 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     return refused;
 }
 // Checks a backend on this GPU, unless the verdict is known or no check wanted. Returns false where any rank found its
-// backend wrong; refused[the wrong one] then has the reason, which stays. Every rank calls this, maybe with another.
+// backend wrong; refused[the wrong one] then has the reason, which stays. Every rank calls this; backends may differ.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];

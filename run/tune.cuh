@@ -1,6 +1,6 @@
 // The choice of the matrix products' algorithms before the first step, and the file that keeps it. Rank 0 chooses for
 // all ranks, so that their bits are the same. It takes the choices of a file, from the checkpoint or from --out, and
-// times what the file lacks of the products of training and validation. The heuristics choose others.
+// times what the file lacks of the products of training and validation. Others are the heuristics'.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 #ifdef TARGET_CUDA
