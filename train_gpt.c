@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
 #include "run/validate.cuh"     // validation
 
 // Trains the planned model, from opening the data to the last checkpoint. Returns the exit status: EXIT_FAILURE where a
-// checkpoint failed, EXIT_STOPPED where --train-steps were not reached, unless --early-stop ended it. Every rank calls this.
+// checkpoint failed, EXIT_STOPPED where --train-steps were not reached without --early-stop. Every rank calls this.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);

@@ -20,7 +20,7 @@ DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
 DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
     return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
 }
-// Returns the first `count` of elements [at, at + 4) in fp32, and zeros. at: a multiple of 4. format: not _REMAINDER, _NONE.
+// Returns the first `count` of elements [at, at + 4), at % 4 = 0, in fp32, and zeros. format: not _REMAINDER or _NONE.
 DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
     four<float> x = {};
     if (count <= 0)

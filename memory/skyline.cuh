@@ -433,7 +433,7 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries repairs and random moves of the orders that promotion found lowest, and keeps those that end no higher, until the bound is
+// Tries repairs and random moves of promotion's lowest orders, and keeps those that end no higher, until the bound is
 // met within 1 % or the limit of work is reached. Promotion finds in few rounds what it can, and leads astray in many.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds

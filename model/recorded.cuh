@@ -1,4 +1,4 @@
-// Forward and backward of a micro-step as recorded CUDA graphs: one graph or, with collectives, one between two of them.
+// Forward and backward of a micro-step as recorded CUDA graphs: one or, with collectives, one between two of these.
 #pragma once
 #include "kernels/device_queue.cuh"  // work graphs
 #include "kernels/work_segments.cuh" // segments_begin

@@ -36,7 +36,7 @@ static void log_samples(struct json *json, const void *context) {
     }
 }
 
-// Generates, prints and logs the samples of a training run, after `step` steps; prints nothing where a signal stops a single
+// Generates, prints and logs the samples of a training run, after `step` steps; nothing where a signal stops a single
 // rank meanwhile. open_samples was called, and no later update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;

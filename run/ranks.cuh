@@ -166,7 +166,7 @@ static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
-// *right = the lowest rank of the most frequent row of `rows` (ranks, width). Returns the first rank of another row; -1: none.
+// *right = the lowest rank of the most frequent row in `rows` (ranks, width). Returns the first other row's; -1: none.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {

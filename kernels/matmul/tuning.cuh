@@ -40,7 +40,7 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the fastest candidate that multiplies right, with equal bits twice; NULL: none, or results are 0. Drops others.
+// Returns the fastest candidate that multiplies right, with equal bits twice; NULL: none, or all give 0. Drops others.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
