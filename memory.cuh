@@ -53,7 +53,6 @@ struct plan_buffer {
     enum plan_arena arena;
 };
 
-// Bytes that a phase begins to copy.
 struct plan_transfer {
     int phase;
     int waited_phase; // the first phase whose work needs the copy to be done; -1: the end of its region
@@ -153,8 +152,7 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates the arenas of a placed plan, one allocation each, and touches the device's pages (device_touch).
-// arenas_free frees them. Ends the program where one does not fit.
+// Allocates a placed plan's arenas, touched by device_touch, for arenas_free. Ends the program where one does not fit.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 

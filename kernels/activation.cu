@@ -255,7 +255,6 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int widt
     }
 }
 
-// Elements that a thread takes at a time.
 enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
 
 #define POINTWISE_ACTIVATION(name)                                                                                     \

@@ -83,8 +83,7 @@ static size_t device_free_bytes(struct device *dev) {
     cuda_check(cudaMemGetInfo(&available, &total));
     return available;
 }
-// Returns the bytes of the GPU's memory taken since device_open: not the context's, but all that libraries and graphs
-// take, and what other processes on the GPU have taken meanwhile.
+// Returns the bytes of the GPU's memory taken since device_open: by libraries, graphs, and other processes on the GPU.
 static size_t device_used_bytes(struct device *dev) {
     const size_t available = device_free_bytes(dev);
     return available < dev->free_bytes ? dev->free_bytes - available : 0;

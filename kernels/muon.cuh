@@ -49,7 +49,6 @@ HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, fl
     *update = nesterov ? mu * next + rest * grad : next;
     return next;
 }
-// Factors of a step; muon_tensor_factors makes a tensor's of them.
 struct muon_factors {
     float lr, decay, keep; // decay: lr weight_decay; keep: 1 - decay
 };

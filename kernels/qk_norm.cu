@@ -75,8 +75,7 @@ DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
     memcpy(x, &words, 4 * sizeof *x);
 }
 
-// Rotates the row at x, of C elements in heads of D, at any alignment, which the block stored before its last barrier;
-// all threads call. angles (D): the table's, for the row's token.
+// Rotates the row at x (C, heads of D), stored by the block before its last barrier, by angles (D). All threads call.
 DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int D) {
     const int half = D / 2;
     for (int pair = threadIdx.x; pair < C / 2; pair += NORM_THREADS) {

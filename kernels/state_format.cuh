@@ -89,8 +89,7 @@ __BEGIN_DECLS
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// Encodes n elements, each rounded to the nearest. On the host. Ends the program for FORMAT_NONE and FORMAT_REMAINDER.
-// Codes after the last element of an 8-bit block become 0.
+// Encodes n elements, to nearest, on the host, then 0 in an 8-bit block's rest. Formats are as for state_decode.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);

@@ -11,13 +11,11 @@
 #include <stdlib.h>           // free, qsort
 #include <string.h>           // memset, memcpy
 
-// The range of offsets that a placed item occupies.
 struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of ticks and neighbors that were visited, some 3 ns each. Work rather than time bounds the
-// search, so that the same schedule has the same plan everywhere.
+// Work is the number of ticks and neighbors visited, some 3 ns each: by time, plans would differ between machines.
 enum {
     PLAN_FIT_NEIGHBORS = 256, // an item with more fitted neighbors is put on top of them
     PLAN_FIT_PAIRS = 1000000, // most pairs of fitted items that are live together; beyond it more are stacked

@@ -21,7 +21,6 @@ static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linea
     return dropout_of(m, m->config.finetuning.lora_dropout, l, DROPOUT_USES + (int)linear);
 }
 
-// The parts of an adapter's scratch memory, in forward or backward on N tokens.
 struct lora_scratch {
     floatX *h, *dh;  // (N, parts x rank)
     floatX *dropped; // (N, inputs) the input after dropout; without dropout not used

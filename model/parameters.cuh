@@ -60,7 +60,6 @@ struct lora_shape {
     struct lora_layer linear[LINEAR_COUNT];
 };
 
-// The shape of a whole model, from the resolved config.
 struct model_shape {
     struct layer_shape layer;
     struct lora_shape lora;
@@ -330,7 +329,6 @@ enum parameter {
         PARAM_COUNT
 };
 
-// The activation that a linear layer reads, and the one that its product makes.
 struct linear_source {
     enum activation_id id;
     bool below;  // it is the layer below's
@@ -435,8 +433,7 @@ static double lr_multiplier(const struct config *c, enum lr_group group) {
     return 1;
 }
 
-// One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
-// elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.
+// One flat layout of tensors. Unit u, in enum unit_kind's order, is elements [unit_begin[u], unit_begin[u + 1]).
 struct flat_layout {
     int64_t flat;        // elements of a flat buffer, alignment gaps included
     int64_t *unit_begin; // (num_units + 1)

@@ -159,7 +159,6 @@ struct generation {
     int prompt_tokens; // of the longest prompt
     int decode_tokens; // capacity of the KV cache, tokens of a sequence
 };
-// RoPE's tables; ids in the plan.
 struct rotary {
     int id, local_id;
     const float *table; // (T, D) cosines and sines
@@ -240,7 +239,6 @@ static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(
 
 static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
 
-// The tokens of a pass: B sequences of T tokens.
 struct extent {
     int B, T;
     int64_t N; // B * T

@@ -5,7 +5,6 @@
 #include "kernels/device_memory.cuh" // device_download
 #include "optimizer/state.cuh"       // optimizer_download
 
-// The states, and the parameters after them.
 enum { PART_PARAMETERS = STATE_COUNT, STATE_PARTS };
 
 struct optimizer_copy {

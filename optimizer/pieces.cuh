@@ -12,7 +12,6 @@
 
 enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
 
-// The kinds of work that go over the elements, of which an update is made.
 enum update_kind {
     WORK_ADAMW,    // all of an element's update by AdamW
     WORK_MOMENTUM, // Muon's, up to what is orthogonalized

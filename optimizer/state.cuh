@@ -91,7 +91,6 @@ struct optimizer {
     int tensors_id, buckets_id;
     struct flat_tensors tensors;
     struct gradient_range *buckets;
-    // The streamed update; see optimizer/pieces.cuh.
     int slots_id;
     int64_t piece; // elements; 0: nothing is streamed
     size_t slot_bytes;
@@ -266,8 +265,7 @@ static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
             state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
     return bytes;
 }
-// Sets up o, and adds the states and their tables to the plan (optimizer_allocate); without `trains` there are none.
-// zero, fp8 and config must outlive o, which optimizer_free frees.
+// Sets up o, for optimizer_free, and plans states and tables (none without `trains`). zero, fp8, config must outlive o.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;

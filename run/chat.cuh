@@ -85,8 +85,7 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Gives the model tokens (count, at least 1), for which the KV cache has room, and sets chat->count and chat->logits: a
-// chat's first tokens as a prompt, the others one by one.
+// Feeds tokens (count >= 1), as a prompt or one by one, for which the KV cache has room; sets chat->count and ->logits.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;

@@ -24,8 +24,7 @@ struct attention_check {
 // The bound on a row's error, relative to its length. Rows, and the probabilities and gradients of scores in their
 // sums, are stored in bf16 (2^-9): errors are 2^-8 to 2^-6. A missing row is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
-// The bound on a row's error with dropout. The first tokens' dQ is then a sum of few numbers that cancel, and its error
-// up to twice as large: 0.05 was seen at p = 0.25.
+// With dropout: the first tokens' dQ sums few numbers that cancel, and errs up to twice as much (0.05 at p = 0.25).
 static const double ATTENTION_CHECK_DROPPED = 1.0 / 8;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32;

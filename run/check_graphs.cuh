@@ -11,7 +11,6 @@ struct graph_check_result {
     double squares; // of this rank's gradients; 0: they are not complete
 };
 
-// The state of FP8's scales, which a micro-step changes.
 struct graph_check_scales {
     void *device[4], *host[4]; // NULL: not there
     size_t bytes[4];

@@ -299,7 +299,6 @@ static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
                     fit_add(q, c);
         }
 }
-// Adds the choices of all sets with formats [first, last] to q->nodes.
 static void fit_add_sets(struct fit_queue *q, int first, int last) {
     const struct fit_space *s = q->space;
     struct fit_choice c;

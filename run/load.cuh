@@ -513,7 +513,6 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
     return NULL;
 }
 
-// Loads what this rank holds of the parameters of an llm.c checkpoint. Returns NULL, or what is wrong.
 static const char *model_load_llmc(struct gpt *m, const char *path, struct error_text *error) {
     struct llmc_header header;
     unsigned char bytes[LLMC_MODEL_HEADER];

@@ -8,7 +8,6 @@
 #include <string.h>             // strlen
 #include <strings.h>            // strcasecmp
 
-// Lines of the page's style, whose colors follow the reader's choice of light or dark.
 static const char *const plan_page_style[] = {
     // clang-format off
     ".plan{--paper:#fff;--ink:#1c2127;--band:#f3f4f6;--line:#d5dae0;--bad:#b3261e;position:relative;background:var(--paper)}\n",
@@ -30,7 +29,6 @@ static const char *const plan_page_style[] = {
     "@media (prefers-color-scheme:dark){.plan{--paper:#1b1f25;--ink:#e6e9ee;--band:#22272e;--line:#3a424c;--bad:#ff8a80}}\n",
     // clang-format on
 };
-// Lines of the page's script, which stands right after the picture's element.
 static const char *const plan_page_script[] = {
     // clang-format off
     "(function () {\n",

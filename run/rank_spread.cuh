@@ -17,7 +17,6 @@ struct rank_spread {
     char differs[RANK_DIFFERS + 64];        // "rank 2, of 3 that do, has A where rank 0 has B"; "": no rank differs
 };
 
-// The means by which a rank computes, a text each.
 enum { TRAIT_DEVICE, TRAIT_MATMUL, TRAIT_LIBRARY, TRAIT_ATTENTION, TRAITS };
 struct rank_traits {
     char text[TRAITS][RANK_TRAIT];

@@ -14,8 +14,7 @@
 
 // ---- starting ----
 
-// Sets the training data to the checkpoint's position. Ends the program where they are other data, unless --new-data
-// wants them: the best validation loss then counts anew.
+// Sets the data to the checkpoint's position. Other data end the program or, by --new-data, reset the best loss.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);

@@ -42,8 +42,7 @@ void matmul_backward_weight(float *dweight,     // (N, K)
 // as they are. Sizes and distances may be any. On the CPU, where N or K is small, as an adapter's rank is, these calls
 // are faster than the calls above, also for matrices without gaps, and may give other bits.
 
-// Returns the bytes of scratch that any of the three calls below needs, by ld_in of in and din and ld_out of out and
-// dout; aligned to 64 bytes, on a GPU to 256.
+// Returns the bytes of scratch of these calls. ld_in: of in and din; ld_out: of out and dout. Aligned to 64 (GPU: 256).
 size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K, struct device *dev);
 // out = in weight^T, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
