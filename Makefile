@@ -23,7 +23,7 @@ B := build$(if $(SANITIZE),/sanitize)
 comma := ,
 # `make install` installs what was built last and builds only where nothing was: under sudo, say, other variables are
 # set and nvcc is not found. With INSTALLS_BUILD not even what a build is made with is written down anew.
-REFERENCE := $(addprefix $(B)/reference/train_gpt.,1 bash zsh)
+REFERENCE := $(addprefix $(B)/reference/,train_gpt.1 train_gpt.bash train_gpt.zsh options.md)
 INSTALLS_BUILD := $(and $(MAKECMDGOALS),$(if $(filter-out install uninstall,$(MAKECMDGOALS)),,yes),$(wildcard $(B)/train_gpt),$(wildcard $(B)/reference/train_gpt.zsh))
 include scripts/libraries.mk # sets ARCH, MACHINE, DEFINES, LDFLAGS, LDLIBS, RUNTIME_LDLIBS, MISSING
 

@@ -1,4 +1,5 @@
-# A part of the Makefile: the manual page, completions for bash and zsh, installation, and a package for Debian.
+# A part of the Makefile: the manual page, docs/options.md, completions for bash and zsh, installation, and a package
+# for Debian.
 PREFIX ?= /usr/local
 DESTDIR ?=
 # The program that puts the table of options into templates runs here, and so is not made by a cross compiler.
@@ -7,6 +8,8 @@ $(REFERENCE): $(B)/reference/%: scripts/install/%.in $(B)/write_reference
 	@mkdir -p $(@D)
 	$(call quietly,GEN,$(@:$(B)/%=%))$(B)/write_reference $< >$@.new && mv $@.new $@
 reference: $(REFERENCE)
+docs/options.md: $(REFERENCE) # a page of the repository, to be made anew where the table has changed
+	cp $(B)/reference/options.md $@
 install: $(if $(INSTALLS_BUILD),,$(if $(wildcard $(B)/train_gpt),,$(B)/train_gpt) reference)
 	@scripts/install/install.sh install $(B) '$(DESTDIR)' '$(PREFIX)'
 uninstall:

@@ -1,5 +1,5 @@
-"""What is installed: the program and its scripts run from where they were installed, and the manual page and the
-completions have every option of the table."""
+"""What is installed: the program and its scripts run from where they were installed, and the manual page, the completions
+and docs/options.md have every option of the table."""
 import glob
 import os
 import platform
@@ -51,6 +51,14 @@ class Reference(unittest.TestCase):
             self.assertIn(" " + preset, bash)
         for text in (manual, bash, zsh):
             self.assertNotRegex(text, "@[A-Z_]+@")
+
+    def test_the_page_of_options_is_up_to_date(self):
+        page = read(REFERENCE, "options.md")
+        names = re.findall(r"^--([\w-]+)(?:[= ]|$)", page, re.M)
+        self.assertEqual(names, [name for name in re.findall(r"\.TP\n\\fB--([\w-]+)\\fP", read(REFERENCE, "train_gpt.1").replace("\\-", "-"))])
+        for line in ("--num-layers=12|N                     Transformer blocks\n", "--resume=none|auto|DIR ", "--qk-layernorm  ", "--cuda-graphs=true|false  "):
+            self.assertIn("\n" + line, page)
+        self.assertTrue(read(ROOT, "docs/options.md") == page, "docs/options.md is out of date: make docs/options.md")
 
     def test_the_manual_says_what_the_table_says(self):
         manual = read(REFERENCE, "train_gpt.1")

@@ -1,4 +1,5 @@
-// Prints a template with the table of options put into it: the manual page, and completions for bash and zsh.
+// Prints a template with the table of options put into it: the manual page, completions for bash and zsh, and
+// docs/options.md.
 //   write_reference TEMPLATE
 // In a template @NAME@ stands for what the function of PARTS with that name prints. All of it comes from the tables of
 // options, presets and variables of the environment, so that a new row is in the manual and completes by itself.
@@ -7,6 +8,7 @@
 #include <ctype.h>           // isupper
 #include <stdio.h>           // FILE
 #include <stdlib.h>          // exit
+#include <strings.h>         // strcasecmp
 
 // Prints --help's topics, from the table's headings, after `before`, then `between`. Returns whether there are any.
 static bool print_topic_list(const char *before, const char *between) {
@@ -127,6 +129,68 @@ static void print_man_topics(void) {
         puts(" or all.");
 }
 
+// ---- docs/options.md ----
+
+// An option's text begins at PAGE_COLUMN and is wrapped at PAGE_MARGIN; above WIDEST_VALUES values are listed in it.
+enum { PAGE_COLUMN = 38, PAGE_MARGIN = 118, WIDEST_VALUES = 80 };
+
+// values = what may follow an option's name, with the default as the first: "auto|cpu|cuda", "12|N"; "": it is a flag
+// that is off, which its name by itself switches on.
+static void page_values(const struct option_row *row, char values[OPTION_TEXT]) {
+    const char *const first = row->default_text, *const all = row->kind == OPTION_BOOL ? "true|false" : row->argument;
+    values[0] = 0;
+    if (row->kind == OPTION_BOOL && strcmp(first, "false") == 0)
+        return;
+    text_add(values, OPTION_TEXT, "%s", first);
+    for (const char *value = all; *value; value += *value == '|') {
+        const int length = (int)strcspn(value, "|");
+        if (length != (int)strlen(first) || strncmp(value, first, length) != 0)
+            text_add(values, OPTION_TEXT, "%s%.*s", *values ? "|" : "", length, value);
+        value += length;
+    }
+}
+// Prints an option: its name with what may follow it, and its text.
+static void page_option(const struct option_row *row) {
+    char name[OPTION_NAME], values[OPTION_TEXT], list[OPTION_TEXT] = "", text[2 * OPTION_TEXT];
+    page_values(row, values);
+    if (strlen(values) > WIDEST_VALUES) {
+        option_choices_text(list, sizeof list, row->argument);
+        snprintf(values, sizeof values, "NAME");
+    }
+    snprintf(text, sizeof text, "%s%s%s", row->help, *list ? ": " : "", list);
+    int column = printf("--%s%s%s", option_display(name, row->name), *values ? "=" : "", values);
+    if (column > PAGE_COLUMN - 2)
+        column = printf("\n") - 1;
+    column += printf("%*s", PAGE_COLUMN - 1 - column, "");
+    for (const char *word = text; *word;) {
+        const int length = (int)strcspn(word, " ");
+        if (column + 1 + length > PAGE_MARGIN)
+            column = printf("\n%*s", PAGE_COLUMN - 1, "") - 1;
+        column += printf(" %.*s", length, word);
+        word += length + (word[length] == ' ');
+    }
+    putchar('\n');
+}
+// Prints every option, by topic and heading of the table.
+static void print_page_options(void) {
+    const char *topic = "";
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *const row = &config_rows[i];
+        if (row->kind != OPTION_GROUP) {
+            page_option(row);
+            continue;
+        }
+        if (i > 0)
+            puts("```");
+        if (strcmp(topic, row->argument) != 0)
+            printf("\n## %s\n", topic = row->argument);
+        if (strcasecmp(topic, row->name) != 0)
+            printf("\n%s:\n", row->name);
+        puts("\n```text");
+    }
+    puts("```");
+}
+
 // ---- completion in bash ----
 
 // Prints the options' names, with those of --no-NAME where `negated`, else all others.
@@ -210,7 +274,7 @@ static const struct part {
     {"MAN_PRESETS", print_man_presets},   {"MAN_ENVIRONMENT", print_man_environment},
     {"BASH_OPTIONS", print_bash_options}, {"BASH_NEGATED", print_bash_negated},
     {"BASH_VALUES", print_bash_values},   {"ZSH_OPTIONS", print_zsh_options},
-    {"ZSH_NEGATED", print_zsh_negated},
+    {"ZSH_NEGATED", print_zsh_negated},   {"PAGE_OPTIONS", print_page_options},
 };
 
 // Prints a part where the text begins with @NAME@. Returns the number of characters of that; 0: it does not.
