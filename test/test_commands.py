@@ -155,6 +155,17 @@ class Commands(unittest.TestCase):
                 self.assertEqual(planned(device, str(int(named["--host-memory-budget"]) - 1)).returncode, 2, (preset, named))
 
 
+class Recomputation(unittest.TestCase):
+    def test_its_outputs_are_what_its_commands_print(self):
+        blocks = re.findall(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```", read(ROOT + "/docs/recomputation.md"), re.S | re.M)
+        self.assertGreater(len(blocks), 4)
+        script = "echo ----\n".join(block for block, _ in blocks).replace("build/train_gpt", shlex.quote(PROGRAM))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+        result = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        self.assertEqual(result.stderr, "")
+        self.assertEqual(result.stdout.split("----\n"), [output for _, output in blocks])
+
+
 class Tutorial(unittest.TestCase):
     def test_its_lines_run(self):
         """The page's lines run one after another, in a folder with this tree's programs and scripts, with a tenth of

@@ -4,6 +4,8 @@ import os
 import random
 import re
 import shlex
+import subprocess
+import sys
 import unittest
 
 from environment import ROOT, chosen, in_long_run
@@ -216,6 +218,12 @@ class Picture(Plan):
             command = re.search(r"^build/train_gpt (.*) --plan-picture (docs/memory_plan\.svg)$", file.read(), re.M)
         with open(f"{ROOT}/{command[2]}", encoding="utf-8") as file:
             self.assertEqual(self.drawn(*shlex.split(command[1])), file.read())
+
+    def test_the_committed_picture_of_recomputation_is_what_its_script_draws(self):
+        script = subprocess.run([sys.executable, "-B", ROOT + "/scripts/plan_pictures.py", "--train-gpt", PROGRAM], capture_output=True, text=True, timeout=120)
+        self.assertEqual(script.stderr, "")
+        with open(ROOT + "/docs/recomputation.svg", encoding="utf-8") as file:
+            self.assertEqual(script.stdout, file.read())
 
     def test_colors_and_labels(self):
         """A category has one color, the same in every picture, and no other category has it; names of sections don't overlap."""
