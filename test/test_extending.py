@@ -2,8 +2,9 @@
 runs; and with any one hunk left out the build or the run fails. Python's standard library alone.
 
 A hunk is a fenced `diff` block: the file's name, then lines that are there (' '), go ('-') or come ('+'). Spaces count as one,
-so that alignment may change. A link [PATH](../test/extending/NAME) is a hunk that adds the file PATH with that file's text. Hunks of
-test/ are not left out: they are what tells of the others.
+so that alignment may change. A link [PATH](../test/extending/NAME) is a hunk that adds the file PATH with that file's text; a link to
+NAME.diff stands for the hunks in that file, which empty lines separate. Hunks of test/ are not left out: they are what tells of the
+others.
 
 The short run holds one of the eleven sections to all that and of the others, BUILT_ONLY, that what they change compiles.
 """
@@ -63,7 +64,11 @@ def sections():
         hunks = [Hunk(text) for text in re.findall(r"^```diff\n(.*?)^```$", body, re.M | re.S)]
         for path, file_name in re.findall(rf"\[([^]]+)\]\(\.\./{ADDED}/([^)]+)\)", body):
             with open(f"{ROOT}/{ADDED}/{file_name}", encoding="utf-8") as file:
-                hunks.append(Hunk("\n".join([path, *("+" + line for line in file.read().splitlines())])))
+                text = file.read()
+            if file_name.endswith(".diff"):
+                hunks += map(Hunk, text.split("\n\n"))
+            else:
+                hunks.append(Hunk("\n".join([path, *("+" + line for line in text.splitlines())])))
         commands = re.findall(r"^```sh\n(.*?)\n```$", body, re.M | re.S)
         result[name] = (hunks, commands)
     return result
@@ -187,9 +192,9 @@ class Extending(unittest.TestCase):
         self.assertEqual(set(sections()), set(MAX))
 
     def test_every_added_file_is_of_a_section(self):
-        added = [hunk.path for hunks, _ in sections().values() for hunk in hunks if all(line.startswith("+") for line in hunk.lines)]
-        for name in os.listdir(f"{ROOT}/{ADDED}"):
-            self.assertEqual(sum(os.path.basename(path) == name for path in added), 1, name)
+        with open(PAGE, encoding="utf-8") as file:
+            linked = re.findall(rf"\(\.\./{ADDED}/([^)]+)\)", file.read())
+        self.assertEqual(sorted(linked), sorted(os.listdir(f"{ROOT}/{ADDED}")))
 
 
 for number, name in enumerate(MAX):
