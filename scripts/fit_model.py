@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
 PAGE, PLANS = os.path.join(DOCS, "fit.md"), os.path.join(DOCS, "fit_plans.json")
@@ -342,7 +342,7 @@ def card_table():
     for card in CARDS:
         ratio = 1e12 * MATMUL_SHARE * card.tflops / (1e9 * card.bus_gbps)
         found.append((card.gb, card.usable_gib, rate(ratio / 2)))
-    return table(("card, GB", "usable GiB", "[hidden](#what-offload-sends-over-the-bus): N >="), found)
+    return table(("card, GB", "usable GiB", "hidden from N on"), found)
 
 
 def largest_table():
@@ -427,15 +427,12 @@ build/train_gpt --plan=full --preset qwen2.5-7b --precision bf16 --seq-length 20
 
 The plan has auto's choice, the next two choices, every buffer and the predicted step; `--plan` prints some ten lines. Without `--plan` and
 `--plan-gpu` the options train, and choose by rates measured on the machine. Where nothing fits, the message names the nearest budget
-that suffices.
+that suffices. [options.md](options.md#memory) lists the options.
 
-- `--recompute-granularity auto` finds the least predicted time among recomputation by layer and offloads. Options that you give stay:
-  `--help memory` lists them.
-- `--memory-budget`, `--host-memory-budget`: bytes of the device, bytes of pinned host memory.
-- `--plan-gpu NAME`, `--bus-gbps X`: the GPU and the bus to plan for.
+- `--recompute-granularity auto` finds the least predicted time among [recomputation](recomputation.md) by layer and offloads. Options that
+  you give stay.
 - `--allow-lossy-states`: auto may choose bf16 and 8-bit states, where they gain 2 % of the time. Without it all choices train the same bits.
-- `--mlp-chunk-tokens N`, `--loss-chunk-tokens N`: MLP and head for N tokens at a time. Bits are the same for the same N; on a GPU the second is
-  chosen by the memory that is left.
+- `--mlp-chunk-tokens`, `--loss-chunk-tokens`: bits are the same for the same value.
 
 ## What is promised
 
@@ -444,15 +441,16 @@ that suffices.
 | promise | proof |
 |---|---|
 | The plans of this page are the engine's; [fit_plans.json](fit_plans.json) has their options and what auto chose | `test/test_fit_page.py` |
-| A plan takes at most 2 % more than what lives at once in its fullest phase; of this page's plans the most is {furthest} | `test/test_fit_page.py` |
-| More memory never leads to a slower prediction; a budget that a message names is the least to the byte among what auto tries, which is not each number of layers of a deep model | `test/op_fit.c` |
+| A plan takes at most 2 % more than what lives at once in its fullest phase; on this page the most is {furthest} | `test/test_fit_page.py` |
+| More memory never leads to a slower prediction; a budget that a message names is the least to the byte among what auto tries (of a deep model not each number of layers) | `test/op_fit.c` |
 | Offload changes no bit | `test/op_offload.c`, `test/op_offload_units.c` |
 
 ## Assumed of the cards
 
-Usable is what the driver's context leaves. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Rates are of the
-data sheets of {gpus};
-matmuls reach 0.8 of them. The bus is {slow_bus} GB/s each way, of 80 and 141 GB {fast_bus}.
+Usable is what the driver's context leaves. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Matmuls reach 0.8 of the
+data sheets' rates: {gpus}.
+The bus has {slow_bus} GB/s each way, {fast_bus} with 80 and 141 GB. Copies of weights [are hidden](#what-offload-sends-over-the-bus) in
+micro-batches of N tokens or more.
 """
 
 LARGEST = """## The largest model
@@ -471,7 +469,7 @@ predicted**, in bf16, with 256 GB of host.
 LONGEST = """## The longest sequence of llama3-8b
 
 And its tokens/s: exact, one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, all else chosen by auto. `-`: nothing
-fits, or no more than with less. Positions beyond a model's training need rotary scaling.
+fits, or no more than with less.
 """
 
 STAGE_HEAD = """## Eight ranks
@@ -488,7 +486,7 @@ the head's and the embedding's m and v are bf16 then. GiB are llama3-8b's, full 
 BUS_HEAD = """## What offload sends over the bus
 
 A step of k micro-steps of N tokens, P parameters, L layers, hidden size C; ends are the head's and the embedding's parameters. GiB are
-as above, k = 2, N = 4096. `test/test_fit_page.py` holds plans to the formulas.
+as above, k = 2, N = 4096. `test/test_fit_page.py` compares plans with the formulas.
 """
 
 HIDDEN = """Copies run beside compute: weights are hidden from the [cards'](#assumed-of-the-cards) N on, inputs from C = N / 6.5; gradients want as much
@@ -509,7 +507,7 @@ LOSSES = [
     ("bf16 parameters, no master, m and v in 8 bits", "8.06", 1.56462),
     ("the same, bf16 gradients", "6.06", 1.56343),
 ]
-LOSSES_TAIL = """Papers of larger models, which these runs are too small to confirm: bf16 moments (2412.19437): no loss seen; stochastic rounding
+LOSSES_TAIL = """Papers of larger models: bf16 moments (2412.19437): no loss seen; stochastic rounding
 (2502.20566): perplexity no worse up to 6.7B, at a higher learning rate; 8-bit moments (2110.02861): on par, embeddings kept wider.
 """
 
@@ -542,7 +540,7 @@ def main(arguments):
     if options.train_gpt:
         sys.stdout.write(plans_text(search(options.train_gpt)))
         return 0
-    return write_or_check(page(), PAGE, options.check, "docs/fit.md is not what scripts/fit_model.py writes: "
+    return write_or_check(tables_as_blocks(page()), PAGE, options.check, "docs/fit.md is not what scripts/fit_model.py writes: "
                                    "scripts/fit_model.py >docs/fit.md")
 
 

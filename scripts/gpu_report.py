@@ -38,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 TRAIN_GPT = os.environ.get("TRAIN_GPT", "build/train_gpt")
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu")
@@ -646,7 +646,7 @@ def page_text(folder):
         lines += ["**There is no measurement yet: no GPU has run this engine.** What is predicted stands in [kernels.md](../internals/kernels.md),",
                   "[attention-sm80.md](../internals/attention-sm80.md), [hopper.md](../internals/hopper.md) and [fp8.md](../fp8.md); how to measure, in",
                   "[README.md](README.md).", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return tables_as_blocks("\n".join(lines).rstrip() + "\n")
 
 
 def page(arguments):

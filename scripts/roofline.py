@@ -13,7 +13,7 @@ import math
 import os
 import sys
 
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
 H100_BYTES_PER_S = 3.0e12  # 90 % of the data sheet's 3.35 TB/s, as 4.3 is of an H200's 4.8; the rest of an H100 is an H200's
@@ -321,7 +321,7 @@ def page():
 
 
 def main():
-    return write_or_check(page(), PAGE, sys.argv[1:] == ["--check"], "docs/internals/kernels.md is not what scripts/roofline.py writes: "
+    return write_or_check(tables_as_blocks(page()), PAGE, sys.argv[1:] == ["--check"], "docs/internals/kernels.md is not what scripts/roofline.py writes: "
                           "scripts/roofline.py >docs/internals/kernels.md")
 
 

@@ -26,7 +26,7 @@ import tempfile
 
 import roofline
 from roofline import Shape
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "internals")
 PAGE, PLANS = os.path.join(DOCS, "scaling.md"), os.path.join(DOCS, "scaling_plans.json")
@@ -566,7 +566,7 @@ def main(arguments):
         return write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/internals/scaling_plans.json is not what "
                                        f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/train_gpt "
                                        ">docs/internals/scaling_plans.json, then scripts/scaling_model.py >docs/internals/scaling.md")
-    return write_or_check(page(), PAGE, options.check, "docs/internals/scaling.md is not what scripts/scaling_model.py writes: "
+    return write_or_check(tables_as_blocks(page()), PAGE, options.check, "docs/internals/scaling.md is not what scripts/scaling_model.py writes: "
                                    "scripts/scaling_model.py >docs/internals/scaling.md")
 
 

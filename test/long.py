@@ -467,14 +467,13 @@ def page_of(rows, results):
              "`make test-long ROW=name` runs a row of [test/long_rows.tsv](../../test/long_rows.tsv) within %d minutes, and goes on where the row was" % (ROW_SECONDS // 60),
              "stopped. `test/long.py --write-docs` writes this page from the results of real runs,",
              "[test/long_results.json](../../test/long_results.json).", "",
-             "A result is its status where that is not `passed`, tests passed+skipped, figures, and the commit. `fp32` and `bf16` are the largest",
-             "relative differences of a loss in 20 steps from the native build's fp32 losses, `adapters` the largest of LoRA's adapters from",
-             "fp64's. `missing` is what the machine lacked, `incomplete` a row that its limit stopped, `stale` a result of more than %d" % STALE_COMMITS,
-             "commits ago.", "",
-             "| row | what | result |", "|---|---|---|"]
-    for row in rows:
-        cell = result_cell(results[row.name]) if row.name in results else "not run"
-        lines.append("| %s |" % " | ".join(cell.replace("|", "\\|") for cell in [row.name, row.what, cell]))
+             "A row has its status where that is not `passed`, tests passed+skipped, figures, the commit, and what it runs. `fp32` and `bf16` are",
+             "the largest relative differences of a loss in 20 steps from the native build's fp32 losses, `adapters` the largest of LoRA's",
+             "adapters from fp64's. `missing` is what the machine lacked, `incomplete` a row that its limit stopped, `stale` a result of more",
+             "than %d commits ago." % STALE_COMMITS, "", "```text"]
+    cells = [(row.name, result_cell(results[row.name]) if row.name in results else "not run", row.what) for row in rows]
+    widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
+    lines += ["%-*s  %-*s  %s" % (widths[0], name, widths[1], result, what) for name, result, what in cells] + ["```"]
     used = [results[row.name] for row in rows if row.name in results]
     for name, title in (("machine", "Machines"), ("compiler", "Compilers")):
         lines += ["", "%s: %s." % (title, "; ".join(sorted({result[name] for result in used if result[name]})) or "none yet")]
