@@ -1,5 +1,5 @@
-"""Checks that the pages' commands run: the programs take each command of README and docs/, and their messages name no
-option that does not exist. Of commands that need a GPU, a cluster or what another command makes, only the options'
+"""Checks that the pages' commands run and their links lead somewhere: the programs take each command of README and docs/,
+and their messages name no option that does not exist. Of commands that need a GPU, a cluster or what another command makes, only the options'
 names are checked; the others run, with --plan."""
 import glob
 import json
@@ -153,6 +153,32 @@ class Commands(unittest.TestCase):
             if "--host-memory-budget" in named:
                 self.assertEqual(planned(device, named["--host-memory-budget"]).returncode, 0, (preset, named))
                 self.assertEqual(planned(device, str(int(named["--host-memory-budget"]) - 1)).returncode, 2, (preset, named))
+
+
+class Links(unittest.TestCase):
+    @staticmethod
+    def text(path):
+        """The page without its blocks of code."""
+        return re.sub(r"^```.*?^```", "", read(path), flags=re.S | re.M)
+
+    def anchors(self, path):
+        """Of the page's headings, as GitHub makes them."""
+        heads = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head) for head in re.findall(r"^#+ (.+)$", self.text(path), re.M)]
+        return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+    def test_links_lead_to_files_and_headings(self):
+        seen = 0
+        for path in PAGES:
+            for link in re.findall(r"\]\(([^)\s]+)\)", self.text(path)):
+                name, _, anchor = link.partition("#")
+                target = os.path.join(os.path.dirname(path), name) if name else path
+                if name.startswith("http"):
+                    continue
+                seen += 1
+                self.assertTrue(os.path.exists(target), (path, link))
+                if anchor:
+                    self.assertIn(anchor, self.anchors(target), (path, link))
+        self.assertGreater(seen, 100)
 
 
 class Recomputation(unittest.TestCase):
