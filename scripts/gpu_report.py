@@ -96,7 +96,7 @@ PUBLISHED = {
 }
 PUBLISHED_HEAD = [
     f"Published, not measured here, at T {PUBLISHED_LENGTH}: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September",
-    "2026, at B = 2; FA3 by its paper. Backward counts as 2.5 x forward, causal as half, as here. No goal is judged by them."]
+    "2026, at B = 2; FA3 by its paper. Flops count as here. No goal is judged by them."]
 DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.

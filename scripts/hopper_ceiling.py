@@ -13,7 +13,7 @@ import heapq
 import os
 import sys
 
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
@@ -269,7 +269,7 @@ def lines():
 
 
 def main():
-    return write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/internals/hopper.md has not what scripts/hopper_ceiling.py "
+    return write_or_check(tables_as_blocks(lines()), PAGE, sys.argv[1:] == ["--check"], "docs/internals/hopper.md has not what scripts/hopper_ceiling.py "
                           "writes: put that in its place", part=True)
 
 

@@ -286,8 +286,7 @@ Recomputation adds the forward rows of what it makes again.
 """
 
 AFTER_STEPS = """
-A step is one micro-step: it overwrites gradients, takes all logits at once, and sums a bias's gradient in the kernel that makes what is
-summed. The tables lack other sums of biases.
+A step is one micro-step: it overwrites gradients, takes all logits at once, and sums biases' gradients in kernels that make what is summed.
 
 ## A call on an H200, least us
 

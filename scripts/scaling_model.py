@@ -489,8 +489,7 @@ HEAD = """# A model of a step on 8 to 1024 H200s
   collective runs, compute goes at 1 - 16/132 of its rate: NCCL's channels take SMs.
 - **Network**: one ring over all GPUs, 360 GB/s within a node and between nodes (8 adapters of 45). NCCL 2.30's tuning model for Hopper
   has the latencies (`RING` in the script); its fastest protocol counts.
-- **A step**: two queues, compute and network, wait for each other where the engine does. [parallel.md](../parallel.md) has the units,
-  their buckets, and what each stage sends.
+- **A step**: two queues, compute and network, wait for each other where the engine does ([parallel.md](../parallel.md#zero-stages)).
 - **Update**: the norm moves 4 bytes for each parameter of the shard, AdamW 28, zeroing gradients 4. At stages 2 and 3 each micro-step of n
   GPUs zeroes a unit's gradients (4) and adds its shard (12 / n).
 - **Memory** is what the engine plans in bf16 ([scaling_plans.json](scaling_plans.json), which a test makes again), GB of 1e9 bytes. 139 of
