@@ -18,7 +18,7 @@ from environment import ROOT, long_test
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 BUILD = os.path.dirname(PROGRAM)
 REFERENCE = os.path.join(BUILD, "reference")
-COMMANDS = ["prepare-data", "train-tokenizer", "plot-loss", "report", "follow", "chat-format", "convert-tasks", "get"]
+COMMANDS = ["prepare-data", "train-tokenizer", "plot-loss", "report", "follow", "chat-format", "convert-tasks", "get", "to-gguf"]
 
 
 def read(*path):

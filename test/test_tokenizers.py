@@ -19,6 +19,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import byte_tokenizer
 import prepare_data
+import to_gguf
 import tokenizer_digest
 import train_tokenizer
 
@@ -29,6 +30,33 @@ DIGESTS = {  # test/unit_tokenizer_digest.c has them, too
     "qwen2": "05cd741c529086fc33d80cf2c9a3b0093298af780e0aa53f97fa515b9ee2ba5d",
     "llama2": "0b88cec82c86503b0e82945929c75ff5c7e6d5ee65483eb1d292f9a6bb8c43bf",
 }
+
+
+# What stands for llama.cpp's converter: a model's file is the name of how its tokenizer splits text, and its merges.
+CONVERTER = """
+import argparse, gguf
+class TextModel:
+    def get_vocab_base_pre(self, tokenizer):
+        if tokenizer == "known":
+            return "listed"
+        raise NotImplementedError("BPE pre-tokenizer was not recognized")
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--outfile")
+    parser.add_argument("--outtype")
+    options = parser.parse_args()
+    vocabulary = gguf.SpecialVocab()
+    with open(options.outfile, "w") as file:
+        file.write(TextModel().get_vocab_base_pre(options.outtype))
+        vocabulary.add_to_gguf(file)
+"""
+GGUF = """
+class SpecialVocab:
+    load_merges, merges = True, []
+    def add_to_gguf(self, file):
+        file.write(" %d" % len(self.merges))
+"""
 
 
 def read(path):
@@ -153,6 +181,62 @@ class Tokenizers(Case):
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             status = train_tokenizer.main([f"{self.path}/{text}", *map(str, arguments)])
         return status, output.getvalue() + errors.getvalue()
+
+    def to_gguf(self, model, outtype="own"):
+        """Returns to_gguf.py's exit status, what it says, and the file's text."""
+        folder, out = self.path + "/llama.cpp", self.path + "/x.gguf"
+        os.makedirs(folder, exist_ok=True)
+        for name, content in (("convert_hf_to_gguf.py", CONVERTER), ("gguf.py", GGUF)):
+            with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                file.write(content)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), mock.patch.object(to_gguf, "PACKAGES", []), \
+                mock.patch.object(sys, "argv", sys.argv), mock.patch.object(sys, "path", list(sys.path)), mock.patch.dict(sys.modules):
+            status = to_gguf.main([model, "--llama-cpp", folder, "--out", out, "--outtype", outtype])
+        text = read(out).decode() if os.path.exists(out) else ""
+        self.assertFalse(os.path.exists(out + ".part"))
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(out)
+        return status, said.getvalue(), text
+
+    def test_llama_cpps_converter_takes_our_tokenizers(self):
+        """Bytes, of a run's newest checkpoint; what the list has; adapters and other splits are refused."""
+        run = self.path + "/run"
+        for step in 1, 20:
+            shutil.copytree(self.model, "%s/checkpoints/step_%08d" % (run, step))
+        os.makedirs(run + "/checkpoints/step_00000030")  # unfinished
+        status, said, text = self.to_gguf(run)
+        self.assertEqual((status, text), (0, "gpt-2 1"), said)
+        self.assertIn("step_00000020", said)
+        self.assertEqual(self.to_gguf(run, "known")[2], "listed 1")
+        config = json.loads(read(self.model + "/tokenizer.json"))
+        with open(run + "/checkpoints/step_00000020/tokenizer.json", "w", encoding="utf-8") as file:
+            json.dump({**config, "normalizer": {"type": "NFC"}}, file)
+        status, said, text = self.to_gguf(run)
+        self.assertEqual((status, text), (2, ""))
+        self.assertRegex(said, r"^to_gguf.py: .*step_00000020/tokenizer.json: changes the text before it is split; [^\n]*\n$")
+        os.makedirs(self.path + "/adapters")
+        for name in "adapter_config.json", "config.json":
+            shutil.copy(self.model + "/config.json", f"{self.path}/adapters/{name}")
+        self.assertIn("--lora-merge", self.to_gguf(self.path + "/adapters")[1])
+        self.assertIn("has no config.json", self.to_gguf(self.path)[1])
+        with mock.patch.object(to_gguf, "CONVERTER", "none.py"):
+            self.assertIn("has no none.py; expected a clone of", self.to_gguf(self.model)[1])
+
+    def test_ways_to_split(self):
+        """The known ones of tokenizers that have merges; a pattern that is another, or text that is changed before."""
+        level = {"type": "ByteLevel", "add_prefix_space": False}
+        model = {"type": "BPE", "merges": [["a", "b"]]}
+        def split(pattern):
+            return {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": pattern}}, {**level, "use_regex": False}]}
+        patterns = train_tokenizer.PATTERNS
+        for steps, more, name in ((level, {}, "gpt-2"), (split(patterns["gpt2"]), {}, "gpt-2"), (split(patterns["llama3"]), {}, "smaug-bpe"),
+                                  (split(patterns["llama3"]), {"ignore_merges": True}, "llama-bpe")):
+            self.assertEqual(to_gguf.way_to_split({"model": {**model, **more}, "pre_tokenizer": steps}), name)
+        for steps, more in ((split("x"), {}), ({**level, "use_regex": False}, {}), ({**level, "add_prefix_space": True}, {}), (level, {"type": "Unigram"}),
+                            (level, {"byte_fallback": True}), (None, {})):
+            with self.assertRaises(to_gguf.Mistake):
+                to_gguf.way_to_split({"model": {**model, **more}, "pre_tokenizer": steps})
 
     def test_training_a_tokenizer(self):
         """The engine reads what the script writes."""

@@ -14,7 +14,7 @@ share=$root/share/train_gpt
 cd "$(dirname "$0")/../.."
 
 # The scripts that users call, and programs of the build that scripts start, where they were built.
-commands="prepare_data train_tokenizer plot_loss report follow chat_format convert_tasks get"
+commands="prepare_data train_tokenizer plot_loss report follow chat_format convert_tasks get to_gguf"
 helpers="tokenize_text"
 
 # Prints the modules of scripts/ that the commands import, and those that these modules import.
