@@ -213,9 +213,14 @@ def read_json(url, wanted):
         raise Mistake(f"{url}: the server's answer is no JSON") from None
 
 
+def by_hand(repository, folder):
+    """Returns what a user without this network may fetch, and where to put it."""
+    return f"the files of {endpoint()}/{repository}, and copy them into {folder} here"
+
+
 def fetch_model(repository, folder):
-    """Downloads a model's files, all of one commit, into the folder by plain https."""
-    listed = read_json(f"{endpoint()}/api/models/{repository}", f"the files of {endpoint()}/{repository}")
+    """Downloads a model's files, all of one commit, into the folder, named .part, by plain https."""
+    listed = read_json(f"{endpoint()}/api/models/{repository}", by_hand(repository, folder.removesuffix(".part")))
     try:
         commit, names = listed["sha"], [sibling["rfilename"] for sibling in listed["siblings"]]
     except (KeyError, TypeError):
@@ -227,7 +232,7 @@ def fetch_model(repository, folder):
 
 
 def hub_model(hub, repository, folder):
-    """Downloads a model's files into the folder by huggingface_hub."""
+    """Downloads a model's files into the folder, named .part, by huggingface_hub."""
     try:
         info = hub.HfApi().model_info(repository)
         for name in model_files([sibling.rfilename for sibling in info.siblings]):
@@ -236,7 +241,8 @@ def hub_model(hub, repository, folder):
         raise
     except Exception as error:  # of the package, or of the library by which it downloads
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Mistake(f"{repository} can't be downloaded by huggingface_hub from {endpoint()}: {line}") from None
+        wanted = by_hand(repository, folder.removesuffix(".part"))
+        raise Mistake(f"{repository} can't be downloaded by huggingface_hub: {line}; on a machine with a network get {wanted}") from None
     shutil.rmtree(os.path.join(folder, ".cache"), ignore_errors=True)  # the package's notes
 
 

@@ -176,7 +176,7 @@ class Get(unittest.TestCase):
         program[-1] += "2"
         done = subprocess.run(program, env={**variables, "HF_ENDPOINT": "http://127.0.0.1:%d" % free_port()}, capture_output=True, text=True, check=False, timeout=120)
         self.assertEqual(done.returncode, 2)
-        self.assertRegex(done.stderr.splitlines()[-1], "^get.py: owner/tiny can't be downloaded")
+        self.assertRegex(done.stderr.splitlines()[-1], "^get.py: owner/tiny can't be downloaded .* and copy them into %s here$" % self.path("tiny2"))
 
     def test_what_is_no_model_is_named(self):
         shard = "model-00001-of-00001.safetensors"
@@ -202,6 +202,7 @@ class Get(unittest.TestCase):
                 message = self.get(*goal, "--out", self.path("x"), status=2)
                 self.assertIn("can't be reached", message)
                 self.assertIn("on a machine with a network get ", message)
+            self.assertIn("get the files of %s/owner/tiny, and copy them into %s here" % (nobody, self.path("x")), message)
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_a_folder_that_cannot_be_written(self):
