@@ -32,7 +32,7 @@ include scripts/libraries.mk # sets ARCH, MACHINE, DEFINES, LDFLAGS, LDLIBS, RUN
 # that backtraces and profilers need; -g, by which a debugger shows variables, takes gcc half as long again.
 CFLAGS ?= -O3 -g1
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
-IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>&1))
+IS_CLANG := $(findstring clang,$(shell $(CC) --version 2>/dev/null))
 # gcc makes FMAs of multiplications and additions from -O2 on, and by -fexpensive-optimizations. Some tests hold an op
 # to the bits of its formula, so that the sanitizers' build must make them too.
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math \
@@ -185,7 +185,7 @@ OP_TEST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
 HOST_FLAGS := $(if $(filter -O3,$(CFLAGS)),-O2)
 # An engine is one object of its host code and its copy of the ops. It exports only its entries, since all copies of an
 # op have the same names.
-OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy),objcopy)
+OBJCOPY := $(or $(shell $(CC) -print-prog-name=objcopy 2>/dev/null),objcopy)
 define merged
 $(call quietly,LD,$(@:$(B)/%=%))$(CC) -r -nostdlib -Wl,--force-group-allocation $^ -o $@.all && \
   $(OBJCOPY) --wildcard --keep-global-symbol 'train_c*' $@.all $@ && rm $@.all

@@ -21,7 +21,7 @@ check = @printf '$(2)' >$@.c && $(CC) $(1) $@.c -o $@.program $(3) >/dev/null 2>
 build_fails = { echo "make: $(1)" >&2; exit 2; }
 EMPTY_MAIN := int main(void) { return 0; }\n
 $(B)/build-with: $(B)/build-with.found
-	$(call check,,$(EMPTY_MAIN),,$(CC) can't build a program ($$(tail -n 1 $@.log)); CC= names a compiler that can)
+	$(call check,,$(EMPTY_MAIN),,$(CC) can't build a program ($$(tail -n 1 $@.log)); scripts/setup.sh build installs gcc; CC= names another compiler)
 	$(call check,$(ARCH_FLAGS),$(EMPTY_MAIN),,$(CC) does not know ARCH=$(ARCH); ARCH=native is this machine)
 	$(call check,-fopenmp,\043include <omp.h>\n$(EMPTY_MAIN),,$(CC) has no OpenMP; install it (clang: libomp-dev) or take gcc by CC=gcc)
 	$(if $(MISSING),@$(call build_fails,$(MISSING) not found; scripts/setup.sh build installs what is missing))

@@ -2,7 +2,7 @@
 # compiler it is any CPU of that kind, and MPI is left out, since the MPI here is this machine's.
 GENERIC_x86_64 := x86-64
 GENERIC_aarch64 := armv8-a
-MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
 NATIVE := $(filter $(shell uname -m),$(MACHINE))
 ARCH ?= $(if $(NATIVE),native,$(GENERIC_$(MACHINE)))
 MULTIARCH := $(or $(shell $(CC) -print-multiarch 2>/dev/null),$(MACHINE)-linux-gnu)

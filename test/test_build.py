@@ -190,7 +190,10 @@ class Build(unittest.TestCase):
                 self.assertIn(wanted, lines[0])
 
     def test_a_compiler_that_builds_nothing_is_named(self):
-        self.assertIn("CC= names a compiler that can", self.refused(f"CC={self.script('broken', 'exit 1')}")[-1])
+        for compiler in (self.script("broken", "exit 1"), "no-such-gcc"):
+            lines = self.refused(f"CC={compiler}", "CUDA=")
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn("scripts/setup.sh build installs gcc; CC= names another compiler", lines[0])
 
 
 if __name__ == "__main__":
