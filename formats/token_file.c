@@ -5,6 +5,7 @@
 #include <errno.h>                   // errno
 #include <inttypes.h>                // PRIu64, PRId64
 #include <stdbool.h>                 // bool
+#include <stdio.h>                   // snprintf
 #include <stdlib.h>                  // malloc, free
 #include <string.h>                  // memcpy, memcmp, strerror
 #include <sys/mman.h>                // mmap
@@ -391,11 +392,14 @@ const char *token_file_read(int32_t *out, const struct token_file *file, int fd,
         return problem;
     int64_t outside = 0;
     const int place = tokens_widen(out, raw, file->type, n, vocab_size, &outside);
-    if (place < n)
-        return error_format(error,
-                            "%s: token %" PRIu64 " of the file is %" PRId64
-                            ", outside the vocabulary of %d; set --vocab-size to that of "
-                            "the tokenizer that made the file, or make the file again",
-                            file->path, first + (uint64_t)place, outside, vocab_size);
-    return NULL;
+    if (place == n)
+        return NULL;
+    char size[32] = "that";
+    if (file->vocabulary > (uint32_t)vocab_size)
+        snprintf(size, sizeof size, "%" PRIu32 ", that", file->vocabulary);
+    return error_format(error,
+                        "%s: token %" PRIu64 " of the file is %" PRId64
+                        ", outside the vocabulary of %d; set --vocab-size to %s of the tokenizer that made the file, "
+                        "or make the file again",
+                        file->path, first + (uint64_t)place, outside, vocab_size, size);
 }

@@ -608,6 +608,9 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     megatron_write("negative_32", MEGATRON_I32, (uint64_t)-20, 50);
     megatron_write("wide", MEGATRON_I64, ((uint64_t)1 << 32) - 20, 50); // in range if it were cut to 32 bits
     shard_write("edge.bin", 2, 0, 50);
+    struct bytes known = shard_bytes(2, 0, 50);
+    known.data[128] = 50; // tokens of its tokenizer
+    file_write("known.bin", known.data, known.count);
 
     // Token 33 is in the window that begins at 24 and is no window's first token; with 8 a window it is the fifth
     // sample's.
@@ -618,7 +621,9 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     assert_mistake("negative_16.bin", 8, 70000, 1, "negative_16.bin: token 0 of the file is -20, outside");
     assert_mistake("negative_32.bin", 8, 100, 1, "negative_32.bin: token 0 of the file is -20, outside");
     assert_mistake("wide.bin", 8, 100, 1, "wide.bin: token 0 of the file is 4294967276, outside");
-    assert_mistake("edge.bin", 8, 48, 6, "edge.bin: token 48 of the file is 48, outside the vocabulary of 48");
+    assert_mistake("edge.bin", 8, 48, 6, "outside the vocabulary of 48; set --vocab-size to that of");
+    assert_mistake("known.bin", 8, 48, 6,
+                   "token 48 of the file is 48, outside the vocabulary of 48; set --vocab-size to 50, that of");
     struct mistake unharmed[] = {{"outside.bin", 8, 100, 2, 4, 1},
                                  {"outside.bin", 8, 100, 2, 4, 4},
                                  {"edge.bin", 8, 49, 0, 6, 1},
