@@ -16,6 +16,7 @@ the same tokens in both programs. A tokenizer that splits in another way is refu
 import argparse
 import importlib.util
 import json
+import logging
 import os
 import re
 import sys
@@ -90,6 +91,7 @@ def teach(names, special_vocabulary, folder):
 
     def name_of(self, tokenizer):
         try:
+            logging.disable(logging.WARNING)  # twelve lines where the list lacks it
             return known(self, tokenizer)
         except NotImplementedError:
             with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as file:
@@ -97,8 +99,10 @@ def teach(names, special_vocabulary, folder):
                     name = way_to_split(json.load(file))
                 except Mistake as mistake:
                     raise Mistake(f"{file.name}: {mistake}; llama.cpp's list has no such tokenizer") from None
-            print(f"to_gguf.py: the tokenizer is not in llama.cpp's list; it splits text as {name} there")
+            print(f"to_gguf.py: llama.cpp's list lacks the tokenizer; it splits text as {name} there", flush=True)
             return name
+        finally:
+            logging.disable(logging.INFO)
 
     def add_with_merges(self, *arguments, **options):
         if self.load_merges and not self.merges:
@@ -113,6 +117,7 @@ def convert(options):
     part = options.out + ".part"
     module, names = load_converter(options.llama_cpp)
     teach(names, sys.modules["gguf"].SpecialVocab, folder)
+    logging.disable(logging.INFO)  # a line a tensor
     sys.argv = [CONVERTER, folder, "--outfile", part, "--outtype", options.outtype]
     try:
         module.main()

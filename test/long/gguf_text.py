@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Takes small checkpoints through llama.cpp's convert_hf_to_gguf.py, and compares its greedy text, in fp32, with
---generate's.
+"""Takes small checkpoints through scripts/to_gguf.py, which runs llama.cpp's converter, and compares llama.cpp's greedy
+text, in fp32, with --generate's; of a tokenizer split as GPT-2's, of bytes, and of one that train_tokenizer.py makes.
 
 The Python package llama-cpp-python is llama.cpp as a library. Its source distribution, unpacked into $ROW_FOLDER, has
 the converter. Exit status 77 if either can't be had.
@@ -18,7 +18,7 @@ from job import PROGRAM, ROOT, Difference, Folder
 VERSION = "0.3.36"
 GOLDEN = ROOT + "/test/golden/tokenizer_gpt2.json"
 TOKENS, NEW_TOKENS = 64, 24
-SHAPE = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "1005", "--seq-length", TOKENS,
+SHAPE = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", TOKENS,
          "--max-position-embeddings", "128", "--micro-batch-size", "4", "--global-batch-size", "8", "--precision", "fp32", "--train-steps", "80",
          "--lr", "1e-2", "--lr-warmup-steps", "5", "--threads", "2"]
 LLAMA = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu", "--no-add-bias-linear",
@@ -28,23 +28,12 @@ MODELS = {
     "llama": [*LLAMA, "--untie-embeddings-and-output-weights"],
     "qwen2": [*LLAMA, "--add-qkv-bias"],
     "qwen3": [*LLAMA, "--qk-layernorm"],
+    "bytes": LLAMA,
+    "trained": LLAMA,
 }
+VOCABULARIES = {"bytes": 257, "trained": 300}  # of the data of that name; others train on the golden tokenizer's
 PROMPTS = ["the quick", "for (int i = 0;", "return "]
 TEXT = "the quick brown fox returns for the lazy dog; for (int i = 0; i < n; i++) { sum += x[i]; } return sum / n;\n" * 40
-# The converter knows tokenizers by a hash of the ids that they give a text; this small one splits text as GPT-2's does.
-CONVERT = """
-import sys, runpy
-sys.path.insert(0, sys.argv[1])
-sys.argv = sys.argv[1:]
-try:
-    from conversion import base
-    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-    runpy.run_path(sys.argv[0] + "/convert_hf_to_gguf.py", run_name="__main__")
-except ImportError:
-    source = open(sys.argv[0] + "/convert_hf_to_gguf.py").read()
-    source = source.replace("def get_vocab_base_pre(self, tokenizer) -> str:", "def get_vocab_base_pre(self, tokenizer) -> str:\\n        return 'gpt-2'", 1)
-    exec(compile(source, "convert_hf_to_gguf.py", "exec"), {"__name__": "__main__", "__file__": sys.argv[0] + "/convert_hf_to_gguf.py"})
-"""
 GREEDY = """
 import sys, json, llama_cpp
 model = llama_cpp.Llama(sys.argv[1], n_ctx=128, n_threads=2, verbose=False, type_k=0, type_v=0)
@@ -87,6 +76,18 @@ def write_data(folder):
     shutil.copy(GOLDEN, folder.path + "/t_tokenizer.json")
 
 
+def write_own_data(folder):
+    """Writes shards of bytes, and of a tokenizer that is trained on the text."""
+    def script(name, *arguments):
+        subprocess.run([sys.executable, ROOT + "/scripts/" + name, text, *arguments], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    text = folder.path + "/text.txt"
+    with open(text, "w", encoding="utf-8") as file:
+        file.write(TEXT)
+    script("train_tokenizer.py", "--vocab-size", str(VOCABULARIES["trained"]), "--out", folder.path + "/tokenizer")
+    script("prepare_data.py", "--val-fraction", "0", "--out", folder.path + "/bytes")
+    script("prepare_data.py", "--val-fraction", "0", "--out", folder.path + "/trained", "--tokenizer", folder.path + "/tokenizer")
+
+
 def greedy_of_ours(checkpoint, prompt):
     done = subprocess.run([PROGRAM, "--init-from", checkpoint, "--precision", "fp32", "--sample-tokens", str(NEW_TOKENS), "--temperature", "0",
                            "--threads", "2", "--generate", prompt], capture_output=True, text=True, check=True)
@@ -95,22 +96,29 @@ def greedy_of_ours(checkpoint, prompt):
     return done.stdout.partition(prompt)[2].rstrip("\n")
 
 
-def check(folder, name, source):
-    command = [PROGRAM, *map(str, SHAPE), *MODELS[name], "--train-data", folder.path + "/t_train_*.bin", "--val-every", "0", "--out", folder.out(name)]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    checkpoint = folder.checkpoint(name, 80)
-    ours = [greedy_of_ours(checkpoint, prompt) for prompt in PROMPTS]
+def mark_as_byte_level(checkpoint):
+    """Completes the golden tokenizer's files as transformers and the converter want them."""
     with open(checkpoint + "/tokenizer_config.json", "w", encoding="utf-8") as file:
         json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, file)
     with open(checkpoint + "/tokenizer.json", encoding="utf-8") as file:
         tokenizer = json.load(file)
-    # By these the converter sees that a llama has a tokenizer of bytes, and not sentencepiece's.
-    tokenizer["model"].update({"type": "BPE", "ignore_merges": True, "byte_fallback": False})
+    tokenizer["model"]["type"] = "BPE"
     with open(checkpoint + "/tokenizer.json", "w", encoding="utf-8") as file:
         json.dump(tokenizer, file)
+
+
+def check(folder, name, source):
+    data, vocabulary = (name, VOCABULARIES[name]) if name in VOCABULARIES else ("t", 1005)
+    command = [PROGRAM, *map(str, SHAPE), *MODELS[name], "--vocab-size", str(vocabulary), "--train-data", "%s/%s_train_*.bin" % (folder.path, data),
+               "--val-every", "0", "--out", folder.out(name + "_run")]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    checkpoint = folder.checkpoint(name + "_run", 80)
+    ours = [greedy_of_ours(checkpoint, prompt) for prompt in PROMPTS]
+    if data == "t":
+        mark_as_byte_level(checkpoint)
     gguf = folder.path + "/%s.gguf" % name
-    done = subprocess.run([sys.executable, "-c", CONVERT, source, checkpoint, "--outtype", "f32", "--outfile", gguf], capture_output=True, text=True,
-                          check=False, stdin=subprocess.DEVNULL, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run([sys.executable, ROOT + "/scripts/to_gguf.py", folder.out(name + "_run"), "--llama-cpp", source, "--outtype", "f32", "--out", gguf],
+                          capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if done.returncode != 0:
         raise Difference("the converter refuses it: " + done.stdout[-2000:] + done.stderr[-3000:])
     done = subprocess.run([sys.executable, "-c", GREEDY, gguf, json.dumps(PROMPTS), str(NEW_TOKENS)], capture_output=True, text=True, check=False,
@@ -136,6 +144,7 @@ def main():
     failed = 0
     with Folder() as folder:
         write_data(folder)
+        write_own_data(folder)
         for name in MODELS:
             try:
                 check(folder, name, source)
