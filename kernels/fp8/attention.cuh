@@ -1,0 +1,118 @@
+// Causal attention with grouped queries whose four products of forward and backward multiply FP8 matrices, one scale a
+// tensor, as TransformerEngine's fp8_dpa (d0067d0, pytorch/attention/dot_product_attention).
+//
+//   fp8_attention_*   on the CPU, by kernels/fp8/attention_cpu.cu, which is the reference; on a GPU cuDNN's, by
+//                     kernels/cudnn/fp8_attention.cu; in a build for fp32 nothing takes a shape
+//   the casts         of both targets, by kernels/fp8/attention_casts.cu
+//
+// The formulas. x8 are the values of codes, E(x, s) is the value of the code fp8(x s), s_x the scale of x; every sum
+// is in fp32. P's scale is FP8_ATTENTION_P_SCALE, always.
+//
+//   forward   S = ((sum q8 k8) scale) / s_q / s_k   m = max S   l = sum e^(S - m), unrounded   lse = m + ln l
+//             P8 = E4M3(e^(S - m) / l, 256)   O = (sum P8 v8) / 256 / s_v   O8 = E4M3(O, s_o)
+//   backward  D = (sum dO8 O8) / s_do / s_o   P = e^(S - lse)   P8 = E4M3(P, 256)
+//             dP = (sum dO8 v8) / s_do / s_v   dS = (dP - D) P scale   dS8 = E(dS, s_ds)
+//             dV = sum over heads and queries P8 dO8 / 256 / s_do
+//             dQ = (sum dS8 k8) / s_ds / s_k   dK = sum over heads and queries dS8 q8 / s_ds / s_q
+//
+// q, k, v, P and O are E4M3; dO, dS, dQ, dK and dV are struct fp8_attention's `gradients`.
+//
+// Outputs. Where `outputs_in_fp8` (delayed scales; all that cuDNN has on compute capability 9.0) O leaves as O8, and
+// dQ, dK and dV are rounded to E(x, s_x) before they leave as floatX. Their scales, and always dS's, are known before
+// their values are. Elsewhere O, dQ, dK and dV leave as floatX.
+//
+// Amaxes are of what is unrounded, in fp32, before the scale, and are merged into the scales' `amax`.
+#pragma once
+#include "kernels/attention/shape.cuh" // struct attention_shape
+#include "kernels/fp8/fp8.cuh"         // struct fp8_scale, enum fp8_format
+#include <sys/cdefs.h>                 // __BEGIN_DECLS
+
+// The tensors of a layer's attention that have a scale of their own. O's is the scale of the attention projection's
+// input, which O8 is.
+enum fp8_attention_tensor {
+    FP8_ATTENTION_Q,
+    FP8_ATTENTION_K,
+    FP8_ATTENTION_V,
+    FP8_ATTENTION_DOUT,
+    FP8_ATTENTION_DS,
+    FP8_ATTENTION_DQ,
+    FP8_ATTENTION_DK,
+    FP8_ATTENTION_DV,
+    FP8_ATTENTION_TENSORS
+};
+#define FP8_ATTENTION_P_SCALE 256.0f
+
+// A layer's attention, for each of its calls.
+struct fp8_attention {
+    struct attention_shape shape; // asks for no feature (attention_asked)
+    enum fp8_format gradients;
+    bool outputs_in_fp8;
+    bool full;      // backward is fp8_attention_backward; false: the scales of q, k and v are powers of two, so that
+                    // the values that another backward reads are exact in bf16
+    bool any_order; // dQ may be summed in an order, and so with bits, that differ from call to call
+    // On a GPU, whose memory the host does not read: whether a scale that has to be known beforehand may have `delayed`
+    // 0. The calls then are not recorded in a graph. The CPU looks at `delayed` itself.
+    bool calibrates;
+    struct fp8_scale *scales[FP8_ATTENTION_TENSORS]; // in device memory; [FP8_ATTENTION_DOUT] on: NULL unless `full`
+    struct fp8_scale *out;                           // O's
+};
+// What decides whether FP8 attention can be computed, beside the shape.
+struct fp8_attention_demands {
+    bool full;      // backward too
+    bool delayed;   // outputs_in_fp8
+    bool any_order; // --deterministic-mode=false
+};
+
+__BEGIN_DECLS
+// Writes to `reason` (size bytes) why the device can't take the shape, with the option to change; an empty text where
+// it can.
+void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
+                                      struct fp8_attention_demands demands, struct device *dev);
+// Names what computes FP8 attention, for the start-up report.
+const char *fp8_attention_describe(struct device *dev);
+
+// The number of bytes of fp8_attention_forward's workspace.
+size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
+                                             struct device *dev);
+// Computes O and lse. takes_amax: merges O's amax (first forward); false: recomputation, which has the first forward's.
+// Where outputs_in_fp8: sets a.out's scale and inverse, to `delayed`, or where that is 0 to fp8_scale_of(amax), for
+// which a first forward runs twice: for the amax, then for O8. Elsewhere a.out is not read, and the amax is of `out` as
+// rounded to floatX: fp8_cast follows.
+void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
+                           floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
+                           float *lse,      // (B, H, T), natural
+                           const fp8 *qkv8, // (B, T, (H + 2 Hkv) * D)
+                           struct fp8_attention a, bool takes_amax, void *workspace, struct device *dev);
+
+// The number of bytes of fp8_attention_backward's workspace.
+size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
+                                              struct device *dev);
+// Computes the gradient of fp8_attention_forward, a.full, into all of dqkv; no RoPE is undone. Merges dS's amax, and
+// where outputs_in_fp8 dQ's, dK's and dV's; sets the scale and inverse of these as forward sets a.out's. Where
+// `delayed` is 0, runs first for dS's amax, then for dQ's, dK's and dV's, then for the result. amax: kernels/amax.cuh's,
+// of dqkv as stored; NULL: not taken.
+void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
+                            const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]
+                            const fp8 *qkv8,  // (B, T, (H + 2 Hkv) * D)
+                            const fp8 *out8,  // (B, T, H * D), cast by a.out
+                            const float *lse, // (B, H, T), natural
+                            struct fp8_attention a, uint32_t *amax, void *workspace, struct device *dev);
+
+// ---- the casts, by kernels/fp8/attention_casts.cu ----
+
+// Casts q, k and v by a scale each, as fp8_cast does, and sets these scales' `scale` and `inverse`. takes_amax: merges
+// their amaxes before; false: recomputation. counts (FP8_COUNTS): += what was saturated or flushed; NULL: not counted.
+void fp8_attention_cast(fp8 *qkv8,         // (B, T, (H + 2 Hkv) * D)
+                        const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
+                        struct fp8_attention a, bool takes_amax, uint64_t *counts, struct device *dev);
+// Reads a packed matrix back: its q, k and v heads' codes, each times the inverse of its scale, rounded to floatX.
+void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2 Hkv) * D)
+                             const fp8 *codes,                  // (B, T, (H + 2 Hkv) * D)
+                             struct fp8_scale *const scales[3], // of q, k and v heads
+                             enum fp8_format format, struct attention_shape shape, struct device *dev);
+// out (n) = codes (n), each times scale->inverse, rounded to floatX
+void fp8_read_back(floatX *out, const fp8 *codes, const struct fp8_scale *scale, enum fp8_format format, int64_t n,
+                   struct device *dev);
+// Sets the scale and inverse of `count` scales, by which outputs will be cast: to `delayed`, or fp8_scale_of(amax).
+void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
+__END_DECLS

@@ -1,0 +1,75 @@
+// Rules of FP8 attention by cuDNN that need no library: what a GPU and the library's version take, and what a plan of
+// memory counts for it. Host arithmetic, compiled into every build, so that a build without CUDA plans a GPU's memory.
+#pragma once
+#include "kernels/fp8/attention.cuh" // struct fp8_attention_demands
+#include <stdint.h>                  // SIZE_MAX
+#include <stdio.h>                   // snprintf
+
+// cuDNN 9.25 is the first version whose FP8 graphs were asked for here; 9.24's forward gives zeros on 10.x
+// (cudnn-frontend's issue 414). SIZE_MAX: the newest version.
+enum { FP8_ATTENTION_CUDNN = 92500 };
+enum { FP8_ATTENTION_SCRATCH_ALIGNMENT = 256 };
+
+// Writes to `reason` (size bytes) what of a shape FP8 attention has on no device, with the option to change; an empty
+// text where there is nothing.
+static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct attention_shape s) {
+    const char *feature = attention_feature_name(attention_asked(s, 0));
+    reason[0] = 0;
+    if (sizeof(floatX) == sizeof(float))
+        snprintf(reason, size, "needs --precision bf16");
+    else if (feature)
+        snprintf(reason, size, "has no %s", feature);
+    else if (s.T == 1)
+        snprintf(reason, size, "takes no sequences of one token: raise --seq-length");
+    else if (s.head_dim % 16 != 0)
+        snprintf(reason, size, "takes heads of multiples of 16, not %d: change --kv-channels", s.head_dim);
+}
+// Writes to `reason` (size bytes) why cuDNN of a version can't compute FP8 attention on compute capability major.minor,
+// with the option to change; an empty text where it may. The conditions are TransformerEngine's (d0067d0,
+// common/fused_attn/fused_attn.cpp and pytorch/attention/dot_product_attention/utils.py) and what cuDNN 9.28 answered
+// when it was asked for the graphs.
+static inline void fp8_attention_refuses(char *reason, size_t size, size_t version, struct compute_capability gpu,
+                                         struct attention_shape s, struct fp8_attention_demands demands) {
+    fp8_attention_refuses_shape(reason, size, s);
+    if (*reason)
+        return;
+    if (gpu.major != 9 && gpu.major != 10)
+        snprintf(reason, size, "needs compute capability 9.0 or 10.x, and this GPU has %d.%d", gpu.major, gpu.minor);
+    else if (version < FP8_ATTENTION_CUDNN)
+        snprintf(reason, size, "needs cuDNN %d.%d, and %d.%d.%d is installed: install a newer one",
+                 FP8_ATTENTION_CUDNN / 10000, FP8_ATTENTION_CUDNN / 100 % 100, (int)(version / 10000),
+                 (int)(version / 100 % 100), (int)(version % 100));
+    else if (gpu.major == 9 && !demands.delayed)
+        snprintf(reason, size, "on compute capability 9.0 needs --fp8-recipe delayed: its outputs are FP8");
+    else if (gpu.major == 9 && demands.full && s.head_dim != 128)
+        snprintf(reason, size, "on compute capability 9.0 has a backward for heads of 128, not %d: take forward",
+                 s.head_dim);
+    else if (gpu.major == 9 && demands.full && !demands.any_order)
+        snprintf(
+            reason, size,
+            "on compute capability 9.0 has no deterministic backward: take forward, or --deterministic-mode=false");
+    else if (gpu.major == 10 && s.head_dim > 128)
+        snprintf(reason, size, "on compute capability 10.x takes heads of up to 128, not %d", s.head_dim);
+    else if (s.head_dim > 256)
+        snprintf(reason, size, "takes heads of up to 256, not %d", s.head_dim);
+}
+
+static inline size_t fp8_attention_rounded(size_t bytes) {
+    return (bytes + FP8_ATTENTION_SCRATCH_ALIGNMENT - 1) / FP8_ATTENTION_SCRATCH_ALIGNMENT *
+           FP8_ATTENTION_SCRATCH_ALIGNMENT;
+}
+// The number of bytes of workspace to plan where the library can't be asked. Backward's have dQ in fp32 and, for
+// groups, each head's own dK and dV in fp32, as cuDNN 9.28's engine on 9.0 (129 MiB for 32 heads of 128 and 8192
+// tokens, 385 MiB where they share 8 KV heads), and where outputs are FP8 the gradients' codes.
+static inline size_t fp8_attention_planned_bytes(struct attention_shape s, struct fp8_attention_demands demands,
+                                                 bool backward) {
+    const size_t rows = (size_t)s.B * (size_t)s.num_heads * (size_t)s.T, elements = rows * (size_t)s.head_dim;
+    const size_t sums = s.num_query_groups < s.num_heads ? 3 : 1;
+    const size_t codes =
+        (size_t)s.B * (size_t)s.T * (size_t)(s.num_heads + 2 * s.num_query_groups) * (size_t)s.head_dim;
+    const size_t row_sums = fp8_attention_rounded(rows * sizeof(float));
+    if (!backward)
+        return row_sums;
+    return row_sums + fp8_attention_rounded(sums * elements * sizeof(float)) +
+           (demands.delayed ? fp8_attention_rounded(codes) : 0);
+}
