@@ -100,19 +100,21 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
 
 // ---- the casts, by kernels/fp8/attention_casts.cu ----
 
-// Casts q, k and v by a scale each, as fp8_cast does, and sets these scales' `scale` and `inverse`. takes_amax: merges
-// their amaxes before; false: recomputation. counts (FP8_COUNTS): += what was saturated or flushed; NULL: not counted.
+// Casts q, k and v by a scale each, as fp8_cast does, and sets these scales' `scale` and `inverse`; unless a.full they
+// are rounded down to powers of two. takes_amax: merges the amaxes before; false: recomputation.
 void fp8_attention_cast(fp8 *qkv8,         // (B, T, (H + 2 Hkv) * D)
                         const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
-                        struct fp8_attention a, bool takes_amax, uint64_t *counts, struct device *dev);
-// Reads a packed matrix back: its q, k and v heads' codes, each times the inverse of its scale, rounded to floatX.
+                        struct fp8_attention a, bool takes_amax, struct device *dev);
+// out = codes, each times the inverse of its head's scale, rounded to floatX
 void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2 Hkv) * D)
                              const fp8 *codes,                  // (B, T, (H + 2 Hkv) * D)
                              struct fp8_scale *const scales[3], // of q, k and v heads
                              enum fp8_format format, struct attention_shape shape, struct device *dev);
-// out (n) = codes (n), each times scale->inverse, rounded to floatX
-void fp8_read_back(floatX *out, const fp8 *codes, const struct fp8_scale *scale, enum fp8_format format, int64_t n,
+// out (n) = codes (n), each times scale->inverse, rounded to floatX; n is a multiple of 16.
+void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
 // Sets the scale and inverse of `count` scales, by which outputs will be cast: to `delayed`, or fp8_scale_of(amax).
 void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
+// out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
+void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);
 __END_DECLS

@@ -30,6 +30,29 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
            AMAX_BLOCK_BYTES, amax, x, n);
 }
 
+// Does fp8_transpose, a tile a block.
+static __global__ void __launch_bounds__(FP8_TILE_THREADS)
+    fp8_transpose_kernel(fp8 *columns, const fp8 *rows, int64_t M, int64_t N) {
+    const int64_t tile_row = (int64_t)blockIdx.y * FP8_TILE, tile_column = (int64_t)blockIdx.x * FP8_TILE;
+    const struct fp8_place at = fp8_thread_place(tile_row, tile_column);
+    uint32_t codes[FP8_THREAD_ROWS][2];
+#pragma unroll
+    for (int r = 0; r < FP8_THREAD_ROWS; r++) {
+        uint2 eight = make_uint2(0, 0);
+        if (at.row + r < M && at.column < N)
+            eight = *(const uint2 *)(rows + (at.row + r) * N + at.column);
+        codes[r][0] = eight.x;
+        codes[r][1] = eight.y;
+    }
+    fp8_store_transposed(shared_memory(), codes);
+    __syncthreads();
+    fp8_write_columns(columns + tile_column * M + tile_row, M, shared_memory(), M - tile_row, N - tile_column);
+}
+void fp8_transpose(fp8 *columns, const fp8 *rows, int64_t M, int64_t N, struct device *dev) {
+    LAUNCH(dev, fp8_transpose_kernel, dim3((unsigned)fp8_tiles(N), (unsigned)fp8_tiles(M)), FP8_TILE_THREADS,
+           FP8_TILE_CODES_BYTES, columns, rows, M, N);
+}
+
 #else
 // Casts as fp8_cast does with FP8_PER_TENSOR.
 static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
@@ -46,6 +69,15 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
         largest = amax_larger(largest, amax_elements(x + begin, count));
     }
     amax_merge(amax, largest);
+}
+
+void fp8_transpose(fp8 *columns, const fp8 *rows, int64_t M, int64_t N, struct device *dev) {
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t row = 0; row < M; row += FP8_TILE)
+        for (int64_t column = 0; column < N; column += FP8_TILE)
+            for (int64_t c = column; c < column + fp8_tile_size(N, column); c++)
+                for (int64_t r = row; r < row + fp8_tile_size(M, row); r++)
+                    columns[c * M + r] = rows[r * N + c];
 }
 
 #endif

@@ -18,4 +18,6 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 // FP8_128X128: the forms hold the same codes. Scales of blocks are fp8_scale_of of their amax, rounded down to a power
 // of two. M and N are multiples of 16; for blocks, of 128. workspace: may be NULL where to.dbias is NULL.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
+// columns (N, M) = the transpose of rows (M, N), codes by one scale; M and N are multiples of 16.
+void fp8_transpose(fp8 *columns, const fp8 *rows, int64_t M, int64_t N, struct device *dev);
 __END_DECLS

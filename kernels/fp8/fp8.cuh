@@ -62,6 +62,11 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
     return scale < 0x1p126f ? scale : 0x1p126f;
 }
 
+// Returns the scale that a cast takes: `delayed`, or where that is 0 the scale of amax.
+HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format format) {
+    return scale->delayed != 0 ? scale->delayed : fp8_scale_of(scale->amax, format);
+}
+
 // ---- matrices ----
 
 // The elements that one scale covers: a whole matrix; 128 of a row; 128 x 128. `inverse` is laid out as cuBLASLt reads

@@ -43,11 +43,6 @@ static inline int64_t fp8_tiles(int64_t n) { return (n + FP8_TILE - 1) / FP8_TIL
 static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
     return to->rows.codes ? to->rows.format : to->columns.format;
 }
-// Returns the scale that a cast takes: `delayed`, or where that is 0 the scale of amax.
-HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format format) {
-    return scale->delayed != 0 ? scale->delayed : fp8_scale_of(scale->amax, format);
-}
-
 #ifdef TARGET_CUDA
 
 // Bound by memory: 2 bytes an element are read, 1 a form written. A thread has 4 rows of 8 columns: a warp reads 128
@@ -367,6 +362,7 @@ struct fp8_tile_codes {
     __attribute__((aligned(64))) word words[FP8_TILE / 4 * FP8_TILE];
 };
 typedef uint8_t vec_bytes __attribute__((vector_size(LANES), may_alias));
+typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 // Returns all bits in a lane where a > b, else none.
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }

@@ -1,0 +1,65 @@
+// How flash attention's backward on the CPU is cut into units of work (kernels/attention/cpu.cu, and in FP8
+// kernels/fp8/attention_cpu.cu).
+//
+// A unit is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by tile; the
+// runs are cut so that their visible areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in fp32 in a
+// place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the segments.
+// The cut depends only on the shape and the mask, the number of segments only on the sizes.
+#pragma once
+#include "kernels/attention/cpu_tiles.cuh" // struct flash
+
+// Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
+enum { FLASH_UNITS = 32 };
+
+// The number of segments that each KV head's pairs are cut into; 1 where there are FLASH_UNITS KV heads or more.
+static inline int flash_segments(const struct flash *f) {
+    const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
+    const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
+    return (int)(wanted < pairs ? wanted : pairs);
+}
+// The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group.
+// With one segment there are no cuts; with several there are at most FLASH_UNITS - 1 sequences.
+struct flash_cuts {
+    int segments, pairs; // of a KV head
+    int first[3 * FLASH_UNITS];
+};
+// Cuts the pairs of each sequence's KV heads into segments of visible areas that are alike.
+static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
+    cuts->segments = flash_segments(f);
+    cuts->pairs = f->tiles * f->group;
+    for (int b = 0; cuts->segments > 1 && b < f->shape.B; b++) {
+        const double area = f->group * flash_sequence_area(f, b);
+        double before = 0;
+        int pair = 0;
+        for (int s = 0; s <= cuts->segments; s++) {
+            while (pair < cuts->pairs) {
+                const double own = flash_area(f, b, pair / f->group);
+                if (before + 0.5 * own >= area * s / cuts->segments)
+                    break;
+                before += own;
+                pair++;
+            }
+            cuts->first[b * (cuts->segments + 1) + s] = pair;
+        }
+    }
+}
+// Returns the first pair of segment s of sequence b's KV heads; for s = segments the end of the last.
+static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
+    return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
+}
+// The number of panels, from the first on, that the pairs before `pair` reach.
+static inline int flash_reach(const struct flash *f, int pair) {
+    const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
+    return reach < f->panels ? reach : f->panels;
+}
+// live = the segments of a KV head of sequence b that are not empty and visited a panel, in order. Returns their number.
+static inline int flash_live_segments(int live[FLASH_UNITS], const struct flash *f, const struct flash_cuts *cuts,
+                                      int b, int panel) {
+    int count = 0;
+    for (int s = 0; s < cuts->segments; s++) {
+        const int begin = flash_segment_begin(cuts, b, s), end = flash_segment_begin(cuts, b, s + 1);
+        if (begin < end && panel >= flash_begin(f, b, begin / f->group * f->strips) && panel < flash_reach(f, end))
+            live[count++] = s;
+    }
+    return count;
+}

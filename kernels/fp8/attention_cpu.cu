@@ -1,0 +1,679 @@
+// FP8 attention on the CPU (kernels/fp8/attention.cuh), the reference of what GPUs compute. Blocks, strips, tiles and
+// units of work are those of flash attention (kernels/attention/cpu.cu). Codes are decoded to their values without the
+// scale, which bf16 holds exactly, so that the bf16 products multiply them; scales come in as factors of sums in fp32.
+//
+// P is rounded after it is normalized, so that a strip of queries needs its maximum and its sum before the first value
+// of P. Of the last KEPT_PANELS panels that a strip sees the scores stay on the stack in between; of panels before
+// these they are made twice.
+#if !defined(TARGET_CUDA)
+#include "kernels/attention/cpu_cuts.cuh"  // struct flash_cuts
+#include "kernels/attention/cpu_tiles.cuh" // struct flash
+#include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
+#include "kernels/fp8/attention_rules.cuh" // fp8_attention_refuses, and the prototypes of what is defined here
+#include "kernels/fp8/tiles.cuh"           // vec_choose, vec_above
+#include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
+#include <math.h>                          // logf
+#include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
+
+enum { KEPT_PANELS = 64 }; // 256 KB of scores; a multiple of FLASH_PANELS
+
+// What a run of forward or backward makes. Results need scales that are known; without a history they are made of the
+// amaxes of runs that make nothing else: dS's, by which dQ, dK and dV are made, then theirs.
+enum fp8_run { RUN_DS_AMAX, RUN_OUTPUT_AMAXES, RUN_RESULT };
+
+// A call. Factors are what sums of products of codes' values are multiplied by.
+struct fp8_flash {
+    struct flash f;
+    struct fp8_attention a;
+    enum fp8_run run;
+    bool takes_amax;
+    floatX values[256], gradient_values[256]; // of codes in E4M3, in the gradients' format
+    float score_log2;                         // of q8 k8, to S log2(e)
+    float out;                                // of P8 v8, to O
+    float dp, delta;                          // of dO8 v8, to dP; of dO8 O8, to D
+    float dq, dk, dv;
+    const fp8 *qkv8, *dout8, *out8;
+    const float *lse;
+    fp8 *to8; // forward's results; NULL: not wanted
+    floatX *to;
+    float *to_lse;
+    floatX *dqkv;   // backward's
+    uint32_t *amax; // of dqkv
+};
+
+// Returns a call's sizes, tables, and the factors that forward needs; packed operands are still NULL.
+static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
+    const struct dropout none = {0, 0, 0, 0, 0};
+    struct fp8_flash c;
+    memset(&c, 0, sizeof c);
+    c.f = flash_of(a.shape, none, NULL);
+    c.a = a;
+    c.qkv8 = qkv8;
+    for (int code = 0; code < 256; code++) {
+        c.values[code] = to_floatX(fp8_decode((fp8)code, FP8_E4M3));
+        c.gradient_values[code] = to_floatX(fp8_decode((fp8)code, a.gradients));
+    }
+    struct fp8_scale *const *scales = a.scales;
+    c.score_log2 = a.shape.scale * scales[FP8_ATTENTION_Q]->inverse * scales[FP8_ATTENTION_K]->inverse * LOG2E;
+    c.out = scales[FP8_ATTENTION_V]->inverse / FP8_ATTENTION_P_SCALE;
+    return c;
+}
+
+// ---- values of FP8 in vectors ----
+
+// Returns the values of the codes of fp8_encode.
+ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
+    const struct fp8_bits f = fp8_bits_of(format);
+    const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
+              least = vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
+    const int drop = 23 - f.mantissa;
+    const vec_words sign = (vec_words)x & 0x80000000u;
+    const vec magnitude = (vec)((vec_words)x & 0x7fffffffu),
+              absolute = vec_min(magnitude, vec_set(fp8_largest(format)));
+    const vec_words bits = (vec_words)absolute;
+    const vec_words subnormal = (vec_words)((absolute + unit) - unit);
+    const vec_words normal = (bits + ((1u << (drop - 1)) - 1) + (bits >> drop & 1u)) >> drop << drop;
+    const vec_words rounded = sign | vec_choose(vec_above(least, absolute), subnormal, normal);
+    return (vec)vec_choose((vec_words)(magnitude == magnitude), rounded, (vec_words)x);
+}
+// Returns vec_fp8_round for a format that is no constant.
+static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
+    switch (format) {
+    case FP8_E4M3: return vec_fp8_round(x, FP8_E4M3);
+    case FP8_E5M2: return vec_fp8_round(x, FP8_E5M2);
+    }
+    return x;
+}
+// Returns the larger bits of each lane; both are fp8_magnitude's.
+ALWAYS_INLINE vec_words vec_larger_bits(vec_words a, vec_words b) { return vec_choose((vec_words)(a > b), a, b); }
+// Merges the largest lane into *amax.
+static void merge_lanes(uint32_t *amax, vec_words lanes) {
+    uint32_t largest = 0;
+    for (int i = 0; i < LANES; i++)
+        largest = amax_larger(largest, lanes[i]);
+    amax_merge(amax, largest);
+}
+
+// ---- codes, decoded and packed ----
+
+// rows (count, D) = the values of codes (count, D) in rows `stride` apart
+static void decode_rows(floatX *rows, const floatX values[256], const fp8 *codes, int64_t stride, int count, int D) {
+    for (int r = 0; r < count; r++)
+        for (int d = 0; d < D; d++)
+            rows[r * D + d] = values[codes[r * stride + d]];
+}
+// Returns the first code of a head of token (b, t) in packed qkv8; head counts a token's query, key and value heads.
+static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
+    return c->qkv8 + ((int64_t)b * c->f.shape.T + t) * c->f.qkv_stride + (int64_t)head * c->f.D;
+}
+// Returns the index of the first element of head h of token (b, t) in a matrix (B, T, H * D).
+static int64_t index_of_head(const struct fp8_flash *c, int b, int t, int h) {
+    return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
+}
+// Packs a panel of one KV head at `place`: K and V^T for forward; K, K^T and V for backward. kv_head counts over all
+// sequences.
+ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp8_flash *c, int64_t kv_head, int panel,
+                                 int64_t place, bool backward) {
+    floatX rows[BLOCK * MAX_HEAD_DIM];
+    const struct flash *f = &c->f;
+    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), count = flash_rows(f, panel);
+    void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
+    decode_rows(rows, c->values, codes_of_head(c, b, panel * BLOCK, f->H + head), f->qkv_stride, count, f->D);
+    pack_left(layout, k, backward ? flash_panel(f, f->kt, place, panel) : NULL, rows, f->D, count, f->D);
+    decode_rows(rows, c->values, codes_of_head(c, b, panel * BLOCK, f->H + f->Hkv + head), f->qkv_stride, count, f->D);
+    pack_left(layout, backward ? v : NULL, backward ? NULL : v, rows, f->D, count, f->D);
+}
+// Packs as pack_panel_as does, in the unit's layout.
+static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, int64_t place, bool backward) {
+    if (blocks_layout(c->f.unit) == LAYOUT_BF16)
+        pack_panel_as(LAYOUT_BF16, c, kv_head, panel, place, backward);
+    else
+        pack_panel_as(LAYOUT_FP32, c, kv_head, panel, place, backward);
+}
+// Packs every KV head at the place of its number. All threads of the team call.
+static void pack_all(const struct fp8_flash *c, bool backward) {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
+        pack_panel(c, i / c->f.panels, (int)(i % c->f.panels), i / c->f.panels, backward);
+}
+// Whether there are KV heads enough to keep all threads busy to the end: a thread then takes whole heads, and packs
+// each at the place of the thread's number.
+static bool takes_whole_heads(const struct flash *f) {
+    return (double)f->shape.B * f->Hkv >= 4.0 * omp_get_num_threads();
+}
+
+// Masks the block of S^T of a strip and its last panel: keys after the query lie below the diagonal.
+static void mask_diagonal(float *scores) {
+    for (int key = 1; key < BLOCK; key++)
+        for (int query = 0; query < key; query++)
+            scores[key * BLOCK + query] = -INFINITY;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// A strip of queries: in units of log2, m = max S, and l = sum 2^(S - m).
+struct fp8_strip {
+    float max[BLOCK], sum[BLOCK];
+} ALIGN_BLOCK;
+
+// Raises the strip's m to the largest of `panels` blocks of scores, times score_log2, and rescales l.
+static void raise_max(struct fp8_strip *strip, const float *scores, int panels, float score_log2) {
+    for (int q = 0; q < BLOCK; q += LANES) {
+        vec m0 = vec_load(scores + q), m1 = m0;
+        for (int key = 0; key < panels * BLOCK; key += 2) {
+            m0 = vec_max(m0, vec_load(scores + key * BLOCK + q));
+            m1 = vec_max(m1, vec_load(scores + (key + 1) * BLOCK + q));
+        }
+        const vec old = vec_load(strip->max + q), m = vec_max(old, score_log2 * vec_max(m0, m1));
+        vec shrink[EXP2_VECS] = {old - m};
+        vec_exp2(shrink);
+        vec_store(strip->max + q, m);
+        vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
+    }
+}
+// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor; sum, unless NULL, += the columns
+// before the factor. factors NULL: 1.
+static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
+                         float score_log2) {
+    for (int q = 0; q < BLOCK; q += LANES) {
+        const vec m = vec_load(max + q), factor = factors ? vec_load(factors + q) : vec_set(1);
+        vec sum[EXP2_VECS] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
+        for (int key = 0; key < panels * BLOCK; key += EXP2_VECS) {
+            vec x[EXP2_VECS];
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++)
+                x[i] = vec_load(scores + (key + i) * BLOCK + q) * score_log2 - m;
+            vec_exp2(x);
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++) {
+                sum[i] += x[i];
+                vec_store(scores + (key + i) * BLOCK + q, x[i] * factor);
+            }
+        }
+        if (sums)
+            vec_store(sums + q, vec_load(sums + q) + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
+    }
+}
+// Rounds `panels` <= FLASH_PANELS blocks of P^T, each column times its factor, to values of E4M3, as right operands.
+ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, const float *x, const float *factors,
+                                       int panels) {
+    for (int q = 0; q < BLOCK; q += LANES) {
+        const vec factor = vec_load(factors + q);
+        for (int key = 0; key < panels * BLOCK; key += 2) {
+            const float *at = x + key * BLOCK + q;
+            const vec even = vec_fp8_round(vec_load(at) * factor, FP8_E4M3),
+                      odd = vec_fp8_round(vec_load(at + BLOCK) * factor, FP8_E4M3);
+            if (layout == LAYOUT_BF16)
+                vec_store_bf16((word *)block_at(LAYOUT_BF16, p, key / BLOCK) + q / 16 * 256 + key % BLOCK / 2 * 16 +
+                                   q % 16,
+                               NULL, NULL, even, odd);
+            else {
+                vec_store((float *)p + key * BLOCK + q, even);
+                vec_store((float *)p + (key + 1) * BLOCK + q, odd);
+            }
+        }
+    }
+}
+// Writes O of one strip, of transposed blocks (D, 32) of sums, as the call wants it, and takes its amax.
+static void write_strip(const struct fp8_flash *c, const float *sums, int b, int h, int strip) {
+    const struct flash *f = &c->f;
+    const int count = flash_rows(f, strip);
+    const vec factor = vec_set(c->out), scale = vec_set(c->a.outputs_in_fp8 ? c->a.out->scale : 1);
+    vec_words largest = {0};
+    ALIGN_BLOCK float block[BLOCK_ELEMENTS];
+    for (int s = 0; s < f->steps; s++) {
+        const int columns = f->D - s * BLOCK < BLOCK ? f->D - s * BLOCK : BLOCK;
+        block_transpose(block, sums + s * BLOCK_ELEMENTS, BLOCK);
+        for (int q = 0; q < count; q++)
+            for (int d = 0; d < columns; d += LANES) {
+                const int64_t at = index_of_head(c, b, strip * BLOCK + q, h) + s * BLOCK + d;
+                const vec x = vec_load(block + q * BLOCK + d) * factor;
+                if (c->a.outputs_in_fp8)
+                    largest = vec_larger_bits(largest, (vec_words)x & 0x7fffffffu);
+                if (c->to8)
+                    *(vec_bytes_anywhere *)(c->to8 + at) =
+                        __builtin_convertvector(vec_fp8_encode(x * scale, FP8_E4M3), vec_bytes_anywhere);
+                if (c->to)
+                    floatx_store(c->to + at, x);
+            }
+    }
+    if (!c->takes_amax)
+        return;
+    if (c->a.outputs_in_fp8)
+        merge_lanes(&c->a.out->amax, largest);
+    else
+        amax_merge_rows(&c->a.out->amax, c->to + index_of_head(c, b, strip * BLOCK, h), (int64_t)f->H * f->D, count,
+                        f->D);
+}
+// Computes O and lse of one strip of queries of one head. place: where the strip's KV head is packed.
+ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp8_flash *c, int b, int h, int strip,
+                                 int64_t place) {
+    ALIGN_BLOCK float kept[KEPT_PANELS * BLOCK_ELEMENTS], early[FLASH_PANELS * BLOCK_ELEMENTS];
+    ALIGN_BLOCK float qt[MAX_STEPS * BLOCK_ELEMENTS], sums[MAX_STEPS * BLOCK_ELEMENTS], factors[BLOCK];
+    ALIGN_BLOCK float p[FLASH_PANELS * BLOCK_ELEMENTS];
+    floatX rows[BLOCK * MAX_HEAD_DIM];
+    struct fp8_strip state;
+    const struct flash *f = &c->f;
+    const int steps = f->steps, count = flash_rows(f, strip), panels = strip + 1;
+    const int first_kept = panels > KEPT_PANELS ? panels - KEPT_PANELS : 0;
+
+    decode_rows(rows, c->values, codes_of_head(c, b, strip * BLOCK, h), f->qkv_stride, count, f->D);
+    pack_right(layout, NULL, qt, rows, f->D, count, f->D);
+    for (int q = 0; q < BLOCK; q++) {
+        state.max[q] = -0x1p127f; // not infinite: m - m would be NaN
+        state.sum[q] = 0;
+    }
+    for (int panel = 0; panel < first_kept; panel++) {
+        block_product(f->unit, early, flash_panel(f, f->k, place, panel), 1, qt, 1, steps, false);
+        raise_max(&state, early, 1, c->score_log2);
+        exponentials(early, state.sum, state.max, NULL, 1, c->score_log2);
+    }
+    for (int panel = first_kept; panel < panels; panel++)
+        block_product(f->unit, kept + (panel - first_kept) * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel), 1, qt,
+                      1, steps, false);
+    mask_diagonal(kept + (strip - first_kept) * BLOCK_ELEMENTS);
+    raise_max(&state, kept, panels - first_kept, c->score_log2);
+    exponentials(kept, state.sum, state.max, NULL, panels - first_kept, c->score_log2);
+    for (int q = 0; q < BLOCK; q++)
+        factors[q] = FP8_ATTENTION_P_SCALE / state.sum[q];
+
+    for (int panel = 0; panel < panels;) {
+        const int end = panel < first_kept ? first_kept : panels,
+                  n = end - panel < FLASH_PANELS ? end - panel : (int)FLASH_PANELS;
+        float *x = panel < first_kept ? early : kept + (panel - first_kept) * BLOCK_ELEMENTS;
+        for (int i = 0; panel < first_kept && i < n; i++)
+            block_product(f->unit, early + i * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + i), 1, qt, 1, steps,
+                          false);
+        if (panel < first_kept)
+            exponentials(early, NULL, state.max, NULL, n, c->score_log2);
+        round_probabilities(layout, p, x, factors, n);
+        for (int d = 0; d < steps; d++)
+            block_product(f->unit, sums + d * BLOCK_ELEMENTS, block_at(layout, flash_panel(f, f->v, place, panel), d),
+                          steps, p, 1, n, panel > 0);
+        panel += n;
+    }
+    write_strip(c, sums, b, h, strip);
+    for (int q = 0; c->to_lse && q < count; q++)
+        c->to_lse[flash_row(f, b, h, strip * BLOCK + q)] = 0.6931471806f * state.max[q] + logf(state.sum[q]);
+}
+// Computes the strips of one tile of queries; head counts over all sequences.
+static void forward_tile(const struct fp8_flash *c, int64_t head, int tile, int64_t place) {
+    const struct flash *f = &c->f;
+    const int b = (int)(head / f->H), h = (int)(head % f->H), first = tile * f->strips;
+    for (int strip = first; strip < first + f->strips && strip < f->panels; strip++)
+        if (blocks_layout(f->unit) == LAYOUT_BF16)
+            forward_strip(LAYOUT_BF16, c, b, h, strip, place);
+        else
+            forward_strip(LAYOUT_FP32, c, b, h, strip, place);
+}
+static void forward_run(const struct fp8_flash *c) {
+    const struct flash *f = &c->f;
+#pragma omp parallel
+    {
+        blocks_begin(f->unit);
+        if (takes_whole_heads(f)) {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t kv_head = 0; kv_head < (int64_t)f->shape.B * f->Hkv; kv_head++) {
+                const int64_t place = omp_get_thread_num();
+                for (int panel = 0; panel < f->panels; panel++)
+                    pack_panel(c, kv_head, panel, place, false);
+                for (int i = 0; i < f->group * f->tiles; i++)
+                    forward_tile(c, kv_head * f->group + i / f->tiles, i % f->tiles, place);
+            }
+        } else {
+            pack_all(c, false);
+            const int64_t jobs = (int64_t)f->shape.B * f->H * f->tiles;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < jobs; i++) // a head's longest tile first
+                forward_tile(c, i / f->tiles, f->tiles - 1 - (int)(i % f->tiles), i / f->tiles / f->group);
+        }
+        blocks_end(f->unit);
+    }
+}
+
+// Returns the bytes of packed K and V, as flash_forward_workspace_bytes.
+size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
+                                             struct device *dev) {
+    const struct dropout none = {0, 0, 0, 0, 0};
+    const struct flash f = flash_of(shape, none, NULL);
+    return device_is_gpu(dev) ? fp8_attention_planned_bytes(shape, demands, false) : 2 * flash_packed_bytes(&f);
+}
+void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, struct fp8_attention a, bool takes_amax,
+                           void *workspace, struct device *dev) {
+    struct fp8_flash c = fp8_flash_of(a, qkv8);
+    c.f.k = (char *)workspace;
+    c.f.v = c.f.k + flash_packed_bytes(&c.f);
+    if (a.outputs_in_fp8) {
+        if (takes_amax && a.out->delayed == 0) {
+            c.takes_amax = true;
+            forward_run(&c);
+        }
+        fp8_attention_settle(&a.out, 1, FP8_E4M3, dev);
+    }
+    c.takes_amax = takes_amax;
+    c.to8 = out8;
+    c.to = out;
+    c.to_lse = lse;
+    forward_run(&c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
+struct fp8_queries {
+    float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // delta: D
+} ALIGN_BLOCK;
+// P8^T of one panel, dS8^T of four, for each strip.
+struct fp8_gradients {
+    float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
+    float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
+    vec_words ds_amax;
+} ALIGN_BLOCK;
+
+// Packs `strips` strips of queries from strip `first` on, with their lse and D. Padding rows get 0 everywhere, which
+// makes their dS 0 and their P count for nothing.
+ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queries *queries, const struct fp8_flash *c,
+                                int b, int h, int first, int strips) {
+    floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
+    const struct flash *f = &c->f;
+    const int64_t stride = (int64_t)f->H * f->D;
+    for (int s = 0; s < strips; s++) {
+        const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
+        const int64_t row = index_of_head(c, b, t, h);
+        decode_rows(q_rows, c->values, codes_of_head(c, b, t, h), f->qkv_stride, count, f->D);
+        decode_rows(dout_rows, c->gradient_values, c->dout8 + row, stride, count, f->D);
+        decode_rows(out_rows, c->values, c->out8 + row, stride, count, f->D);
+        pack_right(layout, block_at(layout, queries->q, at), block_at(layout, queries->qt, at), q_rows, f->D, count,
+                   f->D);
+        pack_right(layout, block_at(layout, queries->dout, at), block_at(layout, queries->doutt, at), dout_rows, f->D,
+                   count, f->D);
+        for (int q = 0; q < BLOCK; q++) {
+            float delta = 0;
+            if (q < count) {
+#pragma omp simd reduction(+ : delta)
+                for (int d = 0; d < f->D; d++)
+                    delta += to_float(dout_rows[q * f->D + d]) * to_float(out_rows[q * f->D + d]);
+            }
+            queries->delta[s * BLOCK + q] = delta * c->delta;
+            queries->lse_log2[s * BLOCK + q] = q < count ? LOG2E * c->lse[flash_row(f, b, h, t + q)] : 0;
+        }
+    }
+}
+
+// The factors of one block's gradient: of scores to S log2(e), of dO8 v8 to dP, the attention's scale, dS's scale.
+struct fp8_factors {
+    float score_log2, dp, scale, ds;
+};
+// P8^T and dS8^T of one block, from scores, dO8 v8, lse and D: P8 as a left operand, dS8 as a left and a right one; in
+// fp32 the two are one, ds_right. Returns the larger of `largest` and the magnitudes of dS.
+ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
+                                          void *ds_left, void *ds_right, const float *scores, const float *dp,
+                                          const float *lse_log2, const float *delta, struct fp8_factors by,
+                                          vec_words largest) {
+    for (int c = 0; c < BLOCK; c += LANES) {
+        const vec lse = vec_load(lse_log2 + c), shift = vec_load(delta + c);
+        for (int key = 0; key < BLOCK; key += EXP2_VECS) {
+            const int at = key * BLOCK + c;
+            vec x[EXP2_VECS], ds[EXP2_VECS];
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++)
+                x[i] = vec_load(scores + at + i * BLOCK) * by.score_log2 - lse;
+            vec_exp2(x);
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++) {
+                ds[i] = x[i] * (vec_load(dp + at + i * BLOCK) * by.dp - shift) * by.scale;
+                largest = vec_larger_bits(largest, (vec_words)ds[i] & 0x7fffffffu);
+                ds[i] = vec_fp8_round(ds[i] * by.ds, format);
+                x[i] = vec_fp8_round(x[i] * FP8_ATTENTION_P_SCALE, FP8_E4M3);
+                if (layout == LAYOUT_FP32) {
+                    vec_store((float *)p + at + i * BLOCK, x[i]);
+                    vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
+                }
+            }
+            for (int i = 0; layout == LAYOUT_BF16 && i < EXP2_VECS; i += 2) {
+                bf16 *p_row = (bf16 *)p + at + i * BLOCK, *ds_row = (bf16 *)ds_left + at + i * BLOCK;
+                word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
+                vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
+                vec_store_bf16(pairs, ds_row, ds_row + BLOCK, ds[i], ds[i + 1]);
+            }
+        }
+    }
+    return largest;
+}
+// Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
+// `fresh`, overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS.
+ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
+                                  struct fp8_gradients *g, const struct fp8_queries *queries, int64_t place, int panel,
+                                  int slot, int first, int strips, bool fresh) {
+    ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
+    const struct flash *f = &c->f;
+    const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
+    const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
+    const struct fp8_factors by = {c->score_log2, c->dp, f->shape.scale, c->a.scales[FP8_ATTENTION_DS]->scale};
+    for (int s = begin; s < strips; s++) {
+        const int at = s * FLASH_PANELS + slot;
+        const float *lse_log2 = queries->lse_log2 + s * BLOCK, *delta = queries->delta + s * BLOCK;
+        void *p = block_at(layout, g->p, s), *left = block_at(layout, g->ds_left, s);
+        void *right = block_at(layout, g->ds, at);
+        block_product(f->unit, scores, k, 1, block_at(layout, queries->qt, s * steps), 1, steps, false);
+        block_product(f->unit, dp, v, 1, block_at(layout, queries->doutt, s * steps), 1, steps, false);
+        if (panel == first + s)
+            mask_diagonal(scores);
+        switch (c->a.gradients) {
+        case FP8_E4M3:
+            g->ds_amax =
+                gradient_of_block(layout, FP8_E4M3, p, left, right, scores, dp, lse_log2, delta, by, g->ds_amax);
+            break;
+        case FP8_E5M2:
+            g->ds_amax =
+                gradient_of_block(layout, FP8_E5M2, p, left, right, scores, dp, lse_log2, delta, by, g->ds_amax);
+            break;
+        }
+    }
+    const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
+                                           : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
+    for (int d = 0; d < steps && c->run != RUN_DS_AMAX; d++) {
+        block_product(f->unit, dv + d * BLOCK_ELEMENTS, block_at(layout, g->p, begin), 1,
+                      block_at(layout, queries->dout, begin * steps + d), steps, depth, !fresh);
+        block_product(f->unit, dk + d * BLOCK_ELEMENTS, ds, layout == LAYOUT_BF16 ? 1 : FLASH_PANELS,
+                      block_at(layout, queries->q, begin * steps + d), steps, depth, !fresh);
+    }
+}
+
+// Writes rows (count, D) of a gradient to dqkv, from sums times a factor, as the run wants it, and takes its amaxes.
+// sums: rows of blocks, (steps) blocks of 32 x 32.
+static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor tensor, int64_t at, const float *sums,
+                           float factor, int count) {
+    const struct flash *f = &c->f;
+    struct fp8_scale *scale = c->a.scales[tensor];
+    const bool in_fp8 = c->a.outputs_in_fp8, writes = c->run == RUN_RESULT;
+    vec_words largest = {0};
+    for (int s = 0; s < f->steps; s++) {
+        const int columns = f->D - s * BLOCK < BLOCK ? f->D - s * BLOCK : BLOCK;
+        for (int r = 0; r < count; r++)
+            for (int d = 0; d < columns; d += LANES) {
+                vec x = vec_load(sums + s * BLOCK_ELEMENTS + r * BLOCK + d) * factor;
+                if (in_fp8) {
+                    largest = vec_larger_bits(largest, (vec_words)x & 0x7fffffffu);
+                    x = vec_fp8_round_to(x * scale->scale, c->a.gradients) * scale->inverse;
+                }
+                if (writes)
+                    floatx_store(c->dqkv + at + r * f->qkv_stride + s * BLOCK + d, x);
+            }
+    }
+    if (in_fp8)
+        merge_lanes(&scale->amax, largest);
+    if (writes)
+        amax_merge_rows(c->amax, c->dqkv + at, f->qkv_stride, count, f->D);
+}
+// Returns the index in dqkv of the first element of a head of token (b, t); head counts query, key and value heads.
+static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
+    return codes_of_head(c, b, t, head) - c->qkv8;
+}
+// Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
+ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
+                                 int written, int b, int h, int tile, int64_t place) {
+    struct fp8_queries queries;
+    struct fp8_gradients gradients;
+    ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dq[MAX_STEPS * BLOCK_ELEMENTS];
+    const struct flash *f = &c->f;
+    const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
+    const int steps = f->steps;
+    const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
+    const vec_words none = {0};
+    gradients.ds_amax = none;
+    load_queries(layout, &queries, c, b, h, first, strips);
+    for (int group = 0; group < first + strips; group += FLASH_PANELS) {
+        const int end = group + FLASH_PANELS < first + strips ? group + FLASH_PANELS : first + strips;
+        for (int panel = group; panel < end; panel++)
+            backward_panel(layout, c, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &queries,
+                           place, panel, panel - group, first, strips, panel >= written);
+        for (int s = 0; s < strips && c->run != RUN_DS_AMAX; s++) {
+            const int seen = (end < first + s + 1 ? end : first + s + 1) - group;
+            for (int d = 0; d < steps && seen > 0; d++)
+                block_product(f->unit, dqt + (s * steps + d) * BLOCK_ELEMENTS,
+                              block_at(layout, flash_panel(f, f->kt, place, group), d), steps,
+                              block_at(layout, gradients.ds, s * FLASH_PANELS), 1, seen, group > 0);
+        }
+    }
+    merge_lanes(&c->a.scales[FP8_ATTENTION_DS]->amax, gradients.ds_amax);
+    for (int s = 0; s < strips && c->run != RUN_DS_AMAX; s++) {
+        for (int d = 0; d < steps; d++)
+            block_transpose(dq + d * BLOCK_ELEMENTS, dqt + (s * steps + d) * BLOCK_ELEMENTS, BLOCK);
+        write_gradient(c, FP8_ATTENTION_DQ, gradient_index(c, b, (first + s) * BLOCK, h), dq, c->dq,
+                       flash_rows(f, first + s));
+    }
+}
+
+// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over the segments that reached the panel, in order.
+static void write_panel(const struct fp8_flash *c, const float *sums, const struct flash_cuts *cuts, int64_t kv_head,
+                        int panel) {
+    const struct flash *f = &c->f;
+    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
+    const int64_t matrix = (int64_t)f->panels * steps * BLOCK_ELEMENTS; // of dK or dV of a unit
+    ALIGN_BLOCK float total[MAX_STEPS * BLOCK_ELEMENTS];
+    int live[FLASH_UNITS];
+    const int live_count = flash_live_segments(live, f, cuts, b, panel);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        const float *at = sums + is_v * matrix + (int64_t)panel * steps * BLOCK_ELEMENTS;
+        for (int i = 0; i < steps * BLOCK_ELEMENTS; i += LANES) {
+            vec x = vec_load(at + live[0] * 2 * matrix + i);
+            for (int s = 1; s < live_count; s++)
+                x += vec_load(at + live[s] * 2 * matrix + i);
+            vec_store(total + i, x);
+        }
+        write_gradient(c, is_v ? FP8_ATTENTION_DV : FP8_ATTENTION_DK,
+                       gradient_index(c, b, panel * BLOCK, f->H + is_v * f->Hkv + head), total, is_v ? c->dv : c->dk,
+                       flash_rows(f, panel));
+    }
+}
+// Computes dQ of one segment of a KV head. dK and dV stay in `sums`, (2, panels, steps) blocks.
+static void backward_unit(const struct fp8_flash *c, float *sums, const struct flash_cuts *cuts, int64_t kv_head,
+                          int segment, int64_t place) {
+    const struct flash *f = &c->f;
+    const int b = (int)(kv_head / f->Hkv), first_head = (int)(kv_head % f->Hkv) * f->group;
+    const int begin = flash_segment_begin(cuts, b, segment), end = flash_segment_begin(cuts, b, segment + 1);
+    float *dk = sums, *dv = dk + (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
+    for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(f, pair)) {
+        const int tile = pair / f->group, h = first_head + pair % f->group;
+        if (blocks_layout(f->unit) == LAYOUT_BF16)
+            backward_tile(LAYOUT_BF16, c, dk, dv, written, b, h, tile, place);
+        else
+            backward_tile(LAYOUT_FP32, c, dk, dv, written, b, h, tile, place);
+    }
+}
+// Runs once over all units. sums: (B, Hkv, segments, 2, panels, steps) blocks.
+static void backward_run(const struct fp8_flash *c, float *sums) {
+    const struct flash *f = &c->f;
+    struct flash_cuts cuts;
+    flash_cut(&cuts, f);
+    const int segments = cuts.segments;
+    const int64_t heads = (int64_t)f->shape.B * f->Hkv, matrix = (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
+    const bool writes = c->run != RUN_DS_AMAX;
+#pragma omp parallel
+    {
+        const bool whole = segments == 1 && takes_whole_heads(f);
+        blocks_begin(f->unit);
+        if (!whole)
+            pack_all(c, true);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t unit = 0; unit < heads * segments; unit++) {
+            const int64_t kv_head = unit / segments, place = whole ? omp_get_thread_num() : kv_head;
+            float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
+            for (int panel = 0; whole && panel < f->panels; panel++)
+                pack_panel(c, kv_head, panel, place, true);
+            backward_unit(c, unit_sums, &cuts, kv_head, (int)(unit % segments), place);
+            for (int panel = 0; writes && segments == 1 && panel < f->panels; panel++) // while the sums are cached
+                write_panel(c, unit_sums, &cuts, kv_head, panel);
+        }
+        blocks_end(f->unit);
+        if (writes && segments > 1) {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < heads * f->panels; i++)
+                write_panel(c, sums + i / f->panels * segments * 2 * matrix, &cuts, i / f->panels,
+                            (int)(i % f->panels));
+        }
+    }
+}
+
+// Returns the bytes of packed K, K^T and V and of the units' sums, as flash_backward_workspace_bytes.
+size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
+                                              struct device *dev) {
+    const struct dropout none = {0, 0, 0, 0, 0};
+    const struct flash f = flash_of(shape, none, NULL);
+    const size_t heads = (size_t)shape.B * f.Hkv,
+                 sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
+    return device_is_gpu(dev) ? fp8_attention_planned_bytes(shape, demands, true)
+                              : 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
+}
+void fp8_attention_backward(floatX *dqkv, const fp8 *dout8, const fp8 *qkv8, const fp8 *out8, const float *lse,
+                            struct fp8_attention a, uint32_t *amax, void *workspace, struct device *dev) {
+    struct fp8_scale *const *s = a.scales;
+    struct fp8_flash c = fp8_flash_of(a, qkv8);
+    const size_t packed = flash_packed_bytes(&c.f);
+    c.f.k = (char *)workspace;
+    c.f.kt = c.f.k + packed;
+    c.f.v = c.f.kt + packed;
+    float *sums = (float *)(c.f.v + packed);
+    c.dout8 = dout8;
+    c.out8 = out8;
+    c.lse = lse;
+    c.dqkv = dqkv;
+    c.amax = amax;
+    c.dp = s[FP8_ATTENTION_DOUT]->inverse * s[FP8_ATTENTION_V]->inverse;
+    c.delta = s[FP8_ATTENTION_DOUT]->inverse * a.out->inverse;
+    c.dv = s[FP8_ATTENTION_DOUT]->inverse / FP8_ATTENTION_P_SCALE;
+    if (s[FP8_ATTENTION_DS]->delayed == 0) {
+        c.run = RUN_DS_AMAX;
+        backward_run(&c, sums);
+    }
+    fp8_attention_settle(&s[FP8_ATTENTION_DS], 1, a.gradients, dev);
+    c.dq = s[FP8_ATTENTION_DS]->inverse * s[FP8_ATTENTION_K]->inverse;
+    c.dk = s[FP8_ATTENTION_DS]->inverse * s[FP8_ATTENTION_Q]->inverse;
+    if (a.outputs_in_fp8) {
+        bool known = true;
+        for (int i = FP8_ATTENTION_DQ; i <= FP8_ATTENTION_DV; i++)
+            known = known && s[i]->delayed != 0;
+        if (!known) {
+            c.run = RUN_OUTPUT_AMAXES;
+            backward_run(&c, sums);
+        }
+        fp8_attention_settle(&s[FP8_ATTENTION_DQ], 3, a.gradients, dev);
+    }
+    c.run = RUN_RESULT;
+    backward_run(&c, sums);
+}
+
+void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
+                                      struct fp8_attention_demands demands, struct device *dev) {
+    if (device_is_gpu(dev))
+        fp8_attention_refuses(reason, size, SIZE_MAX, dev->planned, shape, demands);
+    else
+        fp8_attention_refuses_shape(reason, size, shape);
+}
+const char *fp8_attention_describe(struct device *dev) { return device_is_gpu(dev) ? "cuDNN" : blocks_describe(); }
+#endif
