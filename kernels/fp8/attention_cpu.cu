@@ -15,6 +15,7 @@
 #include <math.h>                          // logf
 #include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
 
+#define P_SCALE_LOG2 8.0f
 enum { KEPT_PANELS = 64 }; // 256 KB of scores; a multiple of FLASH_PANELS
 
 // What a run of forward or backward makes. Results need scales that are known; without a history they are made of the
@@ -61,20 +62,15 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns the values of the codes of fp8_encode.
+// Returns the values of the codes of fp8_encode, but that no zero is negative. Adding 1.5 2^23 times the unit in the
+// last place of a value, or of the format's subnormals, rounds it to that unit, ties to even.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
     const struct fp8_bits f = fp8_bits_of(format);
-    const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
-              least = vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
-    const int drop = 23 - f.mantissa;
-    const vec_words sign = (vec_words)x & 0x80000000u;
-    const vec magnitude = (vec)((vec_words)x & 0x7fffffffu),
-              absolute = vec_min(magnitude, vec_set(fp8_largest(format)));
-    const vec_words bits = (vec_words)absolute;
-    const vec_words subnormal = (vec_words)((absolute + unit) - unit);
-    const vec_words normal = (bits + ((1u << (drop - 1)) - 1) + (bits >> drop & 1u)) >> drop << drop;
-    const vec_words rounded = sign | vec_choose(vec_above(least, absolute), subnormal, normal);
-    return (vec)vec_choose((vec_words)(magnitude == magnitude), rounded, (vec_words)x);
+    const float largest = fp8_largest(format), subnormal = format == FP8_E4M3 ? 0x1.8p14f : 0x1.8p7f;
+    const vec limited = vec_max(vec_set(-largest), vec_min(vec_set(largest), x)); // a NaN stays
+    const vec_words unit = (((vec_words)limited & 0x7f800000u) | 0x400000u) + ((uint32_t)(23 - f.mantissa) << 23);
+    const vec magic = vec_max((vec)unit, vec_set(subnormal));
+    return (limited + magic) - magic;
 }
 // Returns vec_fp8_round for a format that is no constant.
 static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
@@ -85,7 +81,13 @@ static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
     return x;
 }
 // Returns the larger bits of each lane; both are fp8_magnitude's.
-ALWAYS_INLINE vec_words vec_larger_bits(vec_words a, vec_words b) { return vec_choose((vec_words)(a > b), a, b); }
+ALWAYS_INLINE vec_words vec_larger_bits(vec_words a, vec_words b) {
+#if defined(__AVX512F__)
+    return (vec_words)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#else
+    return vec_choose((vec_words)(a > b), a, b);
+#endif
+}
 // Merges the largest lane into *amax.
 static void merge_lanes(uint32_t *amax, vec_words lanes) {
     uint32_t largest = 0;
@@ -172,7 +174,7 @@ static void raise_max(struct fp8_strip *strip, const float *scores, int panels, 
         vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
     }
 }
-// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor; sum, unless NULL, += the columns
+// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor; sums, unless NULL, += the columns
 // before the factor. factors NULL: 1.
 static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
                          float score_log2) {
@@ -365,7 +367,7 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 struct fp8_queries {
     float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
-    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // delta: D
+    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // of 256 P; D
 } ALIGN_BLOCK;
 // P8^T of one panel, dS8^T of four, for each strip.
 struct fp8_gradients {
@@ -399,17 +401,18 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queri
                     delta += to_float(dout_rows[q * f->D + d]) * to_float(out_rows[q * f->D + d]);
             }
             queries->delta[s * BLOCK + q] = delta * c->delta;
-            queries->lse_log2[s * BLOCK + q] = q < count ? LOG2E * c->lse[flash_row(f, b, h, t + q)] : 0;
+            queries->lse_log2[s * BLOCK + q] = q < count ? LOG2E * c->lse[flash_row(f, b, h, t + q)] - P_SCALE_LOG2 : 0;
         }
     }
 }
 
-// The factors of one block's gradient: of scores to S log2(e), of dO8 v8 to dP, the attention's scale, dS's scale.
+// The factors of one block's gradient: of scores to S log2(e), of dO8 v8 to dP, of 256 P (dP - D) to dS's codes.
 struct fp8_factors {
-    float score_log2, dp, scale, ds;
+    float score_log2, dp, ds;
 };
 // P8^T and dS8^T of one block, from scores, dO8 v8, lse and D: P8 as a left operand, dS8 as a left and a right one; in
-// fp32 the two are one, ds_right. Returns the larger of `largest` and the magnitudes of dS.
+// fp32 the two are one, ds_right. lse_log2 is less by log2 256. Returns the larger of `largest` and the magnitudes of
+// 256 P (dP - D).
 ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
                                           void *ds_left, void *ds_right, const float *scores, const float *dp,
                                           const float *lse_log2, const float *delta, struct fp8_factors by,
@@ -425,10 +428,10 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
             vec_exp2(x);
 #pragma GCC unroll 4
             for (int i = 0; i < EXP2_VECS; i++) {
-                ds[i] = x[i] * (vec_load(dp + at + i * BLOCK) * by.dp - shift) * by.scale;
+                ds[i] = x[i] * (vec_load(dp + at + i * BLOCK) * by.dp - shift);
                 largest = vec_larger_bits(largest, (vec_words)ds[i] & 0x7fffffffu);
                 ds[i] = vec_fp8_round(ds[i] * by.ds, format);
-                x[i] = vec_fp8_round(x[i] * FP8_ATTENTION_P_SCALE, FP8_E4M3);
+                x[i] = vec_fp8_round(x[i], FP8_E4M3);
                 if (layout == LAYOUT_FP32) {
                     vec_store((float *)p + at + i * BLOCK, x[i]);
                     vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
@@ -453,7 +456,8 @@ ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct f
     const struct flash *f = &c->f;
     const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
     const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
-    const struct fp8_factors by = {c->score_log2, c->dp, f->shape.scale, c->a.scales[FP8_ATTENTION_DS]->scale};
+    const struct fp8_factors by = {c->score_log2, c->dp,
+                                   f->shape.scale / FP8_ATTENTION_P_SCALE * c->a.scales[FP8_ATTENTION_DS]->scale};
     for (int s = begin; s < strips; s++) {
         const int at = s * FLASH_PANELS + slot;
         const float *lse_log2 = queries->lse_log2 + s * BLOCK, *delta = queries->delta + s * BLOCK;
@@ -540,7 +544,8 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
                               block_at(layout, gradients.ds, s * FLASH_PANELS), 1, seen, group > 0);
         }
     }
-    merge_lanes(&c->a.scales[FP8_ATTENTION_DS]->amax, gradients.ds_amax);
+    merge_lanes(&c->a.scales[FP8_ATTENTION_DS]->amax,
+                (vec_words)((vec)gradients.ds_amax * (f->shape.scale / FP8_ATTENTION_P_SCALE)));
     for (int s = 0; s < strips && c->run != RUN_DS_AMAX; s++) {
         for (int d = 0; d < steps; d++)
             block_transpose(dq + d * BLOCK_ELEMENTS, dqt + (s * steps + d) * BLOCK_ELEMENTS, BLOCK);
