@@ -76,6 +76,7 @@ struct attention_row {
     unsigned provides;        // features beyond causal attention with grouped queries, bits of enum attention_feature
     bool keeps_probabilities; // for backward; else a log-sum-exp of each row
     bool undoes_rope;         // in its backward; else attention_backward does, by a pass over dqkv
+    bool log2_lse;            // log-sum-exps are to base 2, not natural
     attention_forward_bytes *forward_workspace;
     attention_backward_bytes *backward_workspace;
     int64_t (*bias_chunks)(struct attention_shape); // attention_bias_chunks; NULL: 0
@@ -166,6 +167,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                FEATURE_SOFTCAP | FEATURE_HIDDEN_KEYS | FEATURE_DROPOUT,
                                                false,
                                                false,
+                                               false,
                                                attention_flash_forward_bytes,
                                                attention_flash_backward_bytes,
                                                NULL,
@@ -175,6 +177,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                               "NVTE_FLASH_ATTN",
                                               FEATURE_FULL | FEATURE_HIDDEN_KEYS,
                                               false,
+                                              true,
                                               true,
                                               attention_sm90_forward_bytes,
                                               attention_sm90_backward_bytes,
@@ -186,6 +189,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                FEATURE_FULL,
                                                false,
                                                false,
+                                               false,
                                                attention_fused_forward_bytes,
                                                attention_fused_backward_bytes,
                                                NULL,
@@ -195,6 +199,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                  "NVTE_UNFUSED_ATTN",
                                                  FEATURE_SOFTCAP | FEATURE_HIDDEN_KEYS | FEATURE_DROPOUT,
                                                  true,
+                                                 false,
                                                  false,
                                                  attention_unfused_forward_bytes,
                                                  attention_unfused_backward_bytes,
@@ -238,6 +243,10 @@ static void attention_close(struct device *dev) { fused_close(dev); }
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape) {
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return attention_row(backend)->keeps_probabilities ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
+}
+// Returns what natural log-sum-exps are multiplied by for a backend's backward.
+static float attention_lse_factor(enum attention_backend backend) {
+    return attention_row(backend)->log2_lse ? 1.44269504f : 1;
 }
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev) {

@@ -19,7 +19,8 @@ static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
     if (m->fp8.scales)
-        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_tensors(&m->fp8), m->dev));
+        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, m->shape.L * FP8_KINDS, fp8_num_tensors(&m->fp8),
+                                m->dev));
     embed(m, PASS_TRAIN);
     offload_layer(m, -1);
     for (int l = 0; l < L; l++) {
@@ -73,12 +74,13 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
 // Enqueues this rank's report (its columns: report_request) and, with several ranks, the all-gather of all reports,
 // into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
+    const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
     if (!m->zero.grads_on_host) // else the last micro-step has summed them
         optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
     if (fp8_is_on(&m->fp8))
-        fp8_scales_report(&row[report_fp8_counts(m)], m->fp8.counts, m->fp8.scales, FP8_KINDS * FP8_COUNTS,
-                          report_width(m) - report_fp8_amaxes(m), m->dev);
+        fp8_scales_report(&row[report_fp8_counts(m)], m->fp8.counts, m->fp8.scales + delayed.first,
+                          FP8_KINDS * FP8_COUNTS, delayed.count, m->dev);
     if (m->zero.shards.ranks == 1)
         return;
     double *request = &m->io.host_requests[m->io.updates++ % 2];
@@ -111,10 +113,12 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const double targets = (double)m->zero.shards.ranks * m->steps.of_step * (double)extent_of(m, PASS_TRAIN).N;
     RUN(m, gradient_check(&m->io.results->check, m->io.reports, m->zero.shards.ranks, report_width(m), m->steps.of_step,
                           targets, c->training.clip_grad, m->dev));
-    if (fp8_is_delayed(&m->fp8))
-        RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->io.results->check, m->io.reports,
-                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), fp8_num_tensors(&m->fp8),
-                                 m->fp8.delay, m->fp8.gradients, m->dev));
+    const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
+    if (delayed.count > 0)
+        RUN(m, fp8_scales_update(m->fp8.scales + delayed.first, m->fp8.history, &m->io.results->check, m->io.reports,
+                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), delayed.count,
+                                 delayed.delay, delayed.order, m->dev));
+    RUN(m, fp8_look_for_scales(&m->fp8, m->dev));
     phase(m, PHASES_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->io.results->check, slots));

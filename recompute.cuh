@@ -13,8 +13,9 @@
 #include <stdlib.h>                   // calloc, free, strtol, qsort
 #include <string.h>                   // strcmp, strlen
 
-// How a layer keeps those inputs of its linear layers that no other op of its backward reads.
-enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS };
+// How a layer keeps those inputs of its linear layers that no other op of its backward reads. KEPT_FP8_ATTENTION: as
+// KEPT_FP8, and what attention reads and makes is kept in FP8 too.
+enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS, KEPT_FP8_ATTENTION };
 
 // The shape of a layer, on which the sizes in the table depend.
 struct layer_shape {
@@ -40,14 +41,16 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
     return s;
 }
 // What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads, floatX or
-// FP8 (enum kept_input). SAVED: what attention keeps for its backward.
-enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_SAVED };
+// FP8 (enum kept_input). ATTENTION: what attention reads or makes, floatX or FP8 (KEPT_FP8_ATTENTION). SAVED: what
+// attention keeps for its backward.
+enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_ATTENTION, ELEMENTS_SAVED };
 // Returns the bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the
 // weight reads it; scales of blocks add 4 bytes an element every 128 tokens.
 static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
     case KEPT_FLOATX: return width * s->x;
-    case KEPT_FP8: return width;
+    case KEPT_FP8:
+    case KEPT_FP8_ATTENTION: return width;
     case KEPT_FP8_BLOCKS: return width + width / 32;
     }
     return 0;
@@ -58,6 +61,7 @@ static inline int64_t elements_bytes(const struct layer_shape *s, enum elements 
     case ELEMENTS_FLOATX: return width * s->x;
     case ELEMENTS_FP32: return width * 4;
     case ELEMENTS_INPUT: return input_bytes(s, width);
+    case ELEMENTS_ATTENTION: return s->kept_input == KEPT_FP8_ATTENTION ? width : width * s->x;
     case ELEMENTS_SAVED: return width * (s->materialized ? s->x : 4);
     }
     return 0;
@@ -115,20 +119,22 @@ static const char *const module_names[NUM_MODULES] = {
 // the column form: then the input is made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
 #define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
+// Attention reads QKV, but where q and k are normed QKN; the norm's backward then reads QKV.
+#define ELEMENTS_UNNORMED (s->qk_statistics ? ELEMENTS_FLOATX : ELEMENTS_ATTENTION)
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)             \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \
         ACT_INPUT)                                                                                                     \
-    ROW(QKV, "qkv", "qkv", MODULE_QKV, FLOATX, qkv_width(s), 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,       \
+    ROW(QKV, "qkv", "qkv", MODULE_QKV, UNNORMED, qkv_width(s), 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,     \
         s->norm_before ? ROWS_OF(NORM1, ACT_INPUT) : ACT_INPUT)                                                        \
-    ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, FLOATX, s->qk_statistics ? qkv_width(s) : 0, 0,           \
+    ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, ATTENTION, s->qk_statistics ? qkv_width(s) : 0, 0,        \
         2 * qkv_width(s) * s->x, BIT(QKV))                                                                             \
     ROW(QKN_STATS, "q and k norm statistics", "norm", 0, FP32, s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))     \
     ROW(SOFTMAX, s->materialized ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN, SAVED,         \
         s->materialized ? (int64_t)s->H * s->T : s->H, 0, s->materialized ? 2.0 * s->H * s->T * s->x : 0,              \
         s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                                        \
-    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, FLOATX, s->H * s->D, 4.0 * s->H * s->D * s->keys, \
-        s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                    \
+    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, ATTENTION, s->H * s->D,                           \
+        4.0 * s->H * s->D * s->keys, s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                       \
     ROW(ATT_PROJ, "attention projection", "residual branch", 0, FLOATX, s->norm_after * s->C,                          \
         2.0 * s->H * s->D * s->C, s->C * s->x, PROJECTION_INPUT)                                                       \
     ROW(POST1_STATS, "post-attention norm statistics", "norm", 0, FP32, s->norm_after * s->norm_statistics, 0,         \

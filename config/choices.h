@@ -56,6 +56,8 @@
     X(FP8_RECIPE_BLOCKWISE, "blockwise")
 #define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
 #define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
+#define FP8_ATTENTIONS(X)                                                                                              \
+    X(FP8_ATTENTION_NONE, "none") X(FP8_ATTENTION_FORWARD, "forward") X(FP8_ATTENTION_FULL, "full")
 // MAIN_, MOMENT_: without a prefix BF16 would be a macro of some compilers' headers.
 #define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
 #define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
@@ -96,6 +98,7 @@ enum config_fp8_format { FP8_FORMATS(CHOICE_ENUMERATOR) };
 enum config_fp8_recipe { FP8_RECIPES(CHOICE_ENUMERATOR) };
 enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
 enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
+enum config_fp8_attention { FP8_ATTENTIONS(CHOICE_ENUMERATOR) };
 enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
 enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };
 enum config_optimizer { OPTIMIZERS(CHOICE_ENUMERATOR) };

@@ -35,6 +35,7 @@ struct config {
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
     bool typed[CONFIG_ROWS_MAX]; // given, before the options of a model's folder were added, which are given too then
+    bool fp8_attention_forward;  // the environment makes --fp8-dot-product-attention full forward
     void *file;                  // the json_t of --config, which strings point into and nothing frees; NULL: none
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
@@ -338,6 +339,9 @@ static const struct option_row config_rows[] = {
         "delayed: scale by the last step's value, or by the largest of the history"),
     ROW(ENUM, fp8, fp8_fast_accumulation, "forward", CHOICES(FP8_FAST_ACCUMULATIONS), 0, 0,
         "Products that a GPU sums in fewer bits, which is faster; with blockwise: none"),
+    ROW(ENUM, fp8, fp8_dot_product_attention, "none", CHOICES(FP8_ATTENTIONS), 0, 0,
+        "Attention in FP8 too, forward only or full, backward as well (GPUs: cuDNN, sm_90 and sm_100); "
+        "NVTE_FP8_DPA_BWD=0 in the environment makes full forward"),
     ROW(BOOL, fp8, first_last_layers_bf16, "false", "", 0, 0,
         "The first and the last layers stay in bf16: as many as the next two options say"),
     ROW(INT, fp8, num_layers_at_start_in_bf16, "1", "N", 0, 1 << 16,

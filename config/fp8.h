@@ -9,7 +9,7 @@ struct config_fp8_option {
     bool used;
     const char *needs; // what would give the option a use
 };
-enum { CONFIG_FP8_OPTIONS = 8 };
+enum { CONFIG_FP8_OPTIONS = 9 };
 // Fills in all options of FP8 but --fp8-format, each with whether the option has a use.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
@@ -18,6 +18,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
     const struct config_fp8_option all[CONFIG_FP8_OPTIONS] = {
         {CONFIG_ROW(fp8.fp8_recipe), on, ""},
         {CONFIG_ROW(fp8.first_last_layers_bf16), on, ""},
+        {CONFIG_ROW(fp8.fp8_dot_product_attention), on || c->fp8.fp8_dot_product_attention == FP8_ATTENTION_NONE, ""},
         {CONFIG_ROW(fp8.fp8_fast_accumulation), on && !slow,
          "is none with --fp8-recipe blockwise, whose scales are applied between sums in fp32"},
         {CONFIG_ROW(fp8.fp8_margin), delayed, "is of --fp8-recipe delayed"},
@@ -89,6 +90,36 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
+// Ends the program where attention in FP8 is asked for and other options ask for what it does not have. Sets
+// c->fp8_attention_forward by the environment.
+static inline void config_resolve_fp8_attention(struct config *c) {
+    static const char variable[] = "NVTE_FP8_DPA_BWD", option[] = "--fp8-dot-product-attention";
+    const char *value = getenv(variable);
+    if (c->fp8.fp8_dot_product_attention == FP8_ATTENTION_NONE)
+        return;
+    if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
+        fail("%s=%s in the environment: expected 0 (attention's backward is not in FP8) or 1; change it or unset it",
+             variable, value);
+    c->fp8_attention_forward = value && strcmp(value, "0") == 0;
+    if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE)
+        fail("%s does not go with --fp8-recipe blockwise, whose scales attention does not have; take --fp8-recipe "
+             "delayed or tensorwise, or leave %s out",
+             option, option);
+    const struct {
+        bool asked;
+        const char *what, *change;
+    } lacks[] = {
+        {c->model.attention_dropout > 0, "--attention-dropout", "set it to 0"},
+        {config_window(c) > 0, "--window-size", "set it to none"},
+        {c->data.reset_attention_mask, "--reset-attention-mask", "leave it out"},
+        {c->model.attn_logit_softcapping > 0, "--attn-logit-softcapping", "set it to 0"},
+        {c->attention.attention_backend == BACKEND_UNFUSED, "--attention-backend unfused", "take auto"},
+    };
+    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++)
+        if (lacks[i].asked)
+            fail("%s does not go with %s: %s, or leave %s out", option, lacks[i].what, lacks[i].change, option);
+}
+
 // Sets FP8's options that were left open, of resolved sizes; contradictions end the program. A run that does not train
 // computes in bf16 or fp32, whatever they say.
 static inline void config_resolve_fp8(struct config *c) {
@@ -106,4 +137,5 @@ static inline void config_resolve_fp8(struct config *c) {
              c->memory.mlp_chunk_tokens);
     config_check_fp8_layers(c);
     config_check_fp8_sizes(c);
+    config_resolve_fp8_attention(c);
 }

@@ -93,6 +93,15 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
+// Returns how attention computes in the layers that config_fp8_layers finds.
+static inline enum config_fp8_attention config_attention_in_fp8(const struct config *c) {
+    switch (c->fp8.fp8_dot_product_attention) {
+    case FP8_ATTENTION_NONE:
+    case FP8_ATTENTION_FORWARD: break;
+    case FP8_ATTENTION_FULL: return c->fp8_attention_forward ? FP8_ATTENTION_FORWARD : FP8_ATTENTION_FULL;
+    }
+    return c->fp8.fp8_dot_product_attention;
+}
 // Sets *first and *end to the layers, *end excluded, whose linear layers train in FP8; both to 0 where none do.
 static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
     const bool ends = c->fp8.first_last_layers_bf16;

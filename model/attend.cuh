@@ -5,6 +5,7 @@
 #include "kernels/rope.cuh"         // rope_forward
 #include "model/at.cuh"             // struct at, struct sink
 #include "model/bias_gradients.cuh" // bias_partial
+#include "model/fp8_attention.cuh"  // attend_in_fp8, qkv_sink
 #include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
 #include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
 
@@ -43,7 +44,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
 }
 // Returns attention's input, layer l's q, k and v, (N, qkv_width), normed where the model norms; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
-    return activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
+    return activation(m, pass, l, attention_input_id(m));
 }
 // Computes attention of qkv (N, qkv_width) into att (N, H D), and what backward reads into `saved`, in this phase.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
@@ -86,20 +87,21 @@ static void make_qkv(struct at at) {
     const enum phase_group group = forward_group(at.pass);
     if (produces(at, BIT(QKV))) {
         phase_at(at, group, "qkv");
-        floatX *qkv = rows_of(at, ACT_QKV);
+        floatX *qkv = qkv_sink(at, ACT_QKV);
         linear_forward(at, LINEAR_QKV, qkv);
         if (!m->shape.layer.qk_statistics)
             rotate(m, at.pass, at.l, qkv);
     }
     if (produces(at, BIT(QKN) | BIT(QKN_STATS))) {
         phase_at(at, group, "q and k norm");
-        floatX *qkn = rows_of(at, ACT_QKN);
+        floatX *qkn = qkv_sink(at, ACT_QKN);
         float *stats = activation_stats(m, at.pass, at.l, ACT_QKN_STATS); // where kept, the same bits are written again
         const floatX *qkv = rows_of(at, ACT_QKV);
         const floatX *wq = param(m, at.pass, at.l, PARAM_QNORM_W), *wk = param(m, at.pass, at.l, PARAM_KNORM_W);
         const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, at.pass, at.l);
         RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, at.rows, qk_norm_shape_of(m), rotary, m->dev));
     }
+    cast_attention_input(at);
 }
 // Computes attention's output, in a phase of its own, where the output, or what backward reads, is wanted.
 static void attend(struct at at) {
@@ -107,12 +109,45 @@ static void attend(struct at at) {
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
         return;
     phase_at(at, forward_group(at.pass), "attention");
+    if (attends_in_fp8(m, at.pass, at.l)) {
+        attend_in_fp8(at);
+        return;
+    }
     const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
     const floatX *qkv = attention_input(m, at.pass, at.l);
     if (generates(at.pass))
         attention_with_cache(m, at.pass, at.l, att, qkv);
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
+}
+// Returns the options of attention's backward, in this phase.
+static struct attention_backward_options attention_options_of(struct gpt *m, int l) {
+    struct attention_backward_options options;
+    options.rotary = rope_of(m, l);
+    options.positions = positions_of(m, PASS_TRAIN);
+    options.any_order = !m->config.attention.deterministic_mode;
+    options.amax = gradient_amax(m, l, LINEAR_QKV);
+    options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
+    return options;
+}
+// Computes attention's gradient, in this phase, from D_ATT, or what was cast of it, into D_QKV.
+static void attention_gradient(struct at at) {
+    struct gpt *m = at.m;
+    const struct layer_shape *s = &m->shape.layer;
+    const int l = at.l;
+    floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    const struct attention_backward_options options = attention_options_of(m, l);
+    if (attends_in_fp8(m, PASS_BACKWARD, l)) {
+        attend_backward_in_fp8(at, dqkv, options);
+        return;
+    }
+    const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
+    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
+    const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
+    const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
+    const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
+    void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
 // Goes back from dproj (rows, C), the gradient of the projection's output, live in this phase, to D_ATT and, through
 // norm and RoPE, to D_QKV, in a phase each. Gradients of parameters join the unit's.
@@ -123,32 +158,20 @@ static void attend_backward(struct at at, const floatX *dproj) {
     const bool sums_bias = !bias_finish(m, l, LINEAR_ATT_PROJ);
     linear_backward(at, LINEAR_ATT_PROJ, SLOT_D_ATT, DIN_WRITTEN, dproj, sums_bias, NO_GELU);
 
+    cast_attention_gradient(at);
     phase_at(at, PHASES_BACKWARD, "attention");
-    const floatX *datt = d_rows(at, SLOT_D_ATT, s->H * s->D);
-    floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
-    const floatX *qkv = attention_input(m, PASS_BACKWARD, l), *att = rows_of(at, ACT_ATT);
-    const void *saved = activation_memory(m, PASS_BACKWARD, l, ACT_SOFTMAX);
-    const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
-    const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
-    struct attention_backward_options options;
-    options.rotary = rope_of(m, l);
-    options.positions = positions_of(m, PASS_TRAIN);
-    options.any_order = !m->config.attention.deterministic_mode;
-    options.amax = gradient_amax(m, l, LINEAR_QKV);
-    options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
-    void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
-    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
+    attention_gradient(at);
     if (!s->qk_statistics)
         return;
 
     phase_at(at, PHASES_BACKWARD, "q and k norm");
     const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
-    dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
+    floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(s));
     const floatX *raw = rows_of(at, ACT_QKV);
     const float *stats = activation_stats(m, PASS_BACKWARD, l, ACT_QKN_STATS);
     const floatX *wq = param(m, PASS_BACKWARD, l, PARAM_QNORM_W), *wk = param(m, PASS_BACKWARD, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
-    ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
+    void *ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
 // Writes D_NORM1 from D_QKV, in a phase of its own, in FP8 three. The gradients of parameters join the unit's.

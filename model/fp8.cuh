@@ -1,15 +1,16 @@
 // FP8 training: which tensors are quantized, and the state of their scales. In the layers that --fp8-format quantizes,
 // the three products of each linear layer multiply FP8 matrices: input and weight in E4M3, the gradient of the output
-// in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention, norms, residual stream, embedding and head in
-// bf16; master weights, moments, gradients of parameters and sums in fp32. Validation and generation compute in bf16,
-// so that they leave no trace in the scales.
+// in E5M2 (hybrid) or E4M3. With --fp8-dot-product-attention attention does too (model/fp8_attention.cuh). Everything
+// else is as without FP8: norms, residual stream, embedding and head in bf16; master weights, moments, gradients of
+// parameters and sums in fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
 #pragma once
-#include "config/config.h"        // struct config
-#include "config/layers.h"        // config_fp8_layers
-#include "kernels/fp8/fp8.cuh"    // struct fp8_matrix, enum fp8_count
-#include "kernels/fp8/scales.cuh" // struct fp8_delay
-#include "memory.cuh"             // plan_add, plan_pointer
-#include "model/parameters.cuh"   // enum linear
+#include "config/config.h"           // struct config
+#include "config/layers.h"           // config_fp8_layers, config_attention_in_fp8
+#include "kernels/fp8/attention.cuh" // enum fp8_attention_tensor
+#include "kernels/fp8/fp8.cuh"       // struct fp8_matrix, enum fp8_count
+#include "kernels/fp8/scales.cuh"    // struct fp8_delay
+#include "memory.cuh"                // plan_add, plan_pointer
+#include "model/parameters.cuh"      // enum linear
 
 // What a linear layer's products multiply.
 enum fp8_operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS };
@@ -20,6 +21,10 @@ static_assert((int)FP8_WEIGHT == 1 && (int)FP8_GRADIENT == 2 && (int)FP8_OPERAND
 struct fp8_state {
     enum config_fp8_recipe recipe;
     enum fp8_format gradients; // format of FP8_GRADIENT; the others' is E4M3
+    enum config_fp8_attention attention;
+    int attention_tensors; // that have a scale in each layer: the first of enum fp8_attention_tensor
+    // Whether some scale that attention needs beforehand may be unknown: its history is empty, or has only zeros.
+    bool calibrates;
     struct fp8_delay delay;
     int first_layer, end_layer;      // the layers in FP8; none where they are equal
     const struct layer_shape *shape; // not owned
@@ -27,10 +32,10 @@ struct fp8_state {
     bool weights_sharded; // no rank updates a whole weight on the device: amaxes are taken where weights are cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
     // In the device's memory; NULL while planning, and without FP8. With scales of blocks there are only counts.
-    struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)
+    struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS), then attention's (attention_tensors, L)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
-    float *history;           // (L, LINEAR_COUNT, FP8_OPERANDS, delay.length); NULL: scales are not delayed
+    float *history;           // (delayed scales, their length); NULL: no scales are delayed
     bool weights_known;       // weight_amaxes are of the present weights
 };
 
@@ -38,10 +43,16 @@ struct fp8_state {
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the whole model, also of layers without FP8; 0: no FP8. By blocks none is kept.
-static int fp8_num_tensors(const struct fp8_state *f) { return fp8_is_on(f) ? f->num_layers * FP8_KINDS : 0; }
+static int fp8_num_tensors(const struct fp8_state *f) {
+    return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
+}
 
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
+}
+// Returns the index in `scales` of the scale of a tensor of a layer's attention, one of the first attention_tensors.
+static int fp8_attention_index(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
+    return f->num_layers * (FP8_KINDS + (int)tensor) + layer;
 }
 
 // ---- what is quantized, and how ----
@@ -68,9 +79,38 @@ static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of
 // Whether a scale follows from the amaxes of earlier steps (`history`), and is known before the tensor's values are.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
+// The scales that follow from histories: [first, first + count) of `scales`.
+struct fp8_delayed {
+    int first, count; // count 0: there are none
+    struct fp8_delay delay;
+    struct fp8_scales_order order; // of these
+};
+// Returns the scales that follow from histories: with delayed scales all; else of attention, full, those of dS, which
+// are needed while dS is made, by the last step's amax.
+static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
+    const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
+    const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
+    struct fp8_delayed delayed = {0, 0, f->delay, {linears, gradients, f->gradients}};
+    if (fp8_is_delayed(f))
+        delayed.count = fp8_num_tensors(f);
+    if (only_ds) {
+        delayed.first = fp8_attention_index(f, 0, FP8_ATTENTION_DS);
+        delayed.count = f->num_layers;
+        delayed.delay.length = 1;
+        delayed.delay.most_recent = true;
+        delayed.order.linears = delayed.order.attention_gradients = 0;
+    }
+    return delayed;
+}
+
 // Returns the scale of a tensor, in device memory; NULL: while planning, and where scales are of blocks.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
+}
+// Returns the scale of a tensor of a layer's attention, in device memory; NULL: while planning, and where the tensor has
+// none.
+static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
+    return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
 // Returns where, in device memory, the update collects the amax of a weight; NULL: nowhere.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
@@ -100,6 +140,15 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
+// The number of tensors of a layer's attention that have a scale. Outputs have one only where scales are delayed.
+static int fp8_attention_tensors_of(const struct fp8_state *f) {
+    switch (f->attention) {
+    case FP8_ATTENTION_NONE: return 0;
+    case FP8_ATTENTION_FORWARD: return FP8_ATTENTION_V + 1;
+    case FP8_ATTENTION_FULL: return f->delay.length > 0 ? FP8_ATTENTION_TENSORS : FP8_ATTENTION_DS + 1;
+    }
+    return 0;
+}
 // Sets up the state, without memory. shape must outlive f. weights_sharded: no rank updates a whole weight.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
@@ -127,6 +176,9 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
         }
         break;
     }
+    f->attention = config_attention_in_fp8(c);
+    f->attention_tensors = fp8_attention_tensors_of(f);
+    f->calibrates = f->attention_tensors > 0;
     f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
 }
 
@@ -138,7 +190,8 @@ static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
 static size_t fp8_history_bytes(const struct fp8_state *f) {
-    return fp8_is_delayed(f) ? (size_t)fp8_num_tensors(f) * (size_t)f->delay.length * sizeof(float) : 0;
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    return (size_t)delayed.count * (size_t)delayed.delay.length * sizeof(float);
 }
 
 static void fp8_plan(struct fp8_state *f, struct plan *plan) {
@@ -152,7 +205,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));
     if (!f->weights_sharded)
         f->amaxes_id = plan_add(plan, ARENA_OPTIMIZER, category, "amaxes of weights", -1, fp8_amaxes_bytes(f));
-    if (fp8_is_delayed(f))
+    if (fp8_history_bytes(f) > 0)
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
 // Sets the state's addresses, after arenas_allocate, and initial values: no amax, empty histories.
@@ -185,31 +238,50 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
+// Looks whether any scale that attention needs beforehand is still unknown (`calibrates`), after the update of a step
+// that looked for them itself. Waits for the device; does nothing once all are known.
+static void fp8_look_for_scales(struct fp8_state *f, struct device *dev) {
+    if (!f->calibrates || !f->scales)
+        return;
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    f->calibrates = false;
+    for (int l = f->first_layer; l < f->end_layer; l++) {
+        for (int t = FP8_ATTENTION_DS; t < f->attention_tensors; t++)
+            f->calibrates |= scales[fp8_attention_index(f, l, (enum fp8_attention_tensor)t)].delayed == 0;
+        f->calibrates |= fp8_is_delayed(f) && scales[fp8_index(l, LINEAR_ATT_PROJ, FP8_INPUT)].delayed == 0;
+    }
+    free(scales);
+}
+
 // ---- the checkpoint's state: of delayed scales, each scale's `delayed`, then the history ----
 
 // The number of floats of the checkpoint's state; 0: there is none.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
-    return fp8_is_delayed(f) ? (int64_t)fp8_num_tensors(f) * (1 + f->delay.length) : 0;
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    return (int64_t)delayed.count * (1 + delayed.delay.length);
 }
 // Copies the checkpoint's state to host memory (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
-    const int n = fp8_num_tensors(f);
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
-    for (int i = 0; i < n; i++)
-        to[i] = scales[i].delayed;
-    device_download(to + n, f->history, fp8_history_bytes(f), dev);
+    for (int i = 0; i < delayed.count; i++)
+        to[i] = scales[delayed.first + i].delayed;
+    device_download(to + delayed.count, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
 // Copies the checkpoint's state from host memory (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
-    const int n = fp8_num_tensors(f);
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
-    for (int i = 0; i < n; i++)
-        scales[i].delayed = from[i];
+    for (int i = 0; i < delayed.count; i++)
+        scales[delayed.first + i].delayed = from[i];
     device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
-    device_upload(f->history, from + n, fp8_history_bytes(f), dev);
+    device_upload(f->history, from + delayed.count, fp8_history_bytes(f), dev);
     device_synchronize(dev);
     free(scales);
+    f->calibrates = f->attention_tensors > 0;
+    fp8_look_for_scales(f, dev);
 }

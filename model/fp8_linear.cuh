@@ -44,10 +44,18 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 
 // ---- Inputs ----
 
+// How a linear layer's input is kept for the gradient of the weight: in floatX, which other ops of the backward read
+// too; in column form; or in row form, as attention's output where attention is in FP8 and its backward reads it.
+enum input_form { INPUT_FLOATX, INPUT_COLUMNS, INPUT_ROWS };
+static enum input_form input_form(const struct gpt *m, enum pass pass, int l, enum linear linear) {
+    if (linear == LINEAR_ATT_PROJ && attends_in_fp8(m, pass, l))
+        return INPUT_ROWS;
+    return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
+}
 // Returns an FP8 layer's input, (rows, inputs) in floatX, kept or until its cast; NULL when planning.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
-    if (source.shared)
+    if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
         return rows_of(source.below ? at_below(at) : at, source.id);
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
@@ -61,6 +69,15 @@ static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     to.counts = counts;
     return to;
 }
+// Returns the row form of an input, (rows, inputs), live in this phase; codes NULL when planning.
+static struct fp8_matrix input_rows(struct at at, enum linear linear) {
+    struct gpt *m = at.m;
+    const int k = linear_row(linear, &m->shape.layer).inputs;
+    if (input_form(m, at.pass, at.l, linear) != INPUT_ROWS)
+        return fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
+    return fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, linear_row(linear, &m->shape.layer).source.id),
+                         FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
+}
 // Returns the cast of an input: into its row form where the product is to run, and into its column form where
 // at.produce asks for the input; a first forward makes the column form only of an input that the policy keeps.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
@@ -69,10 +86,11 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_cast to =
         empty_cast(fp8_scale(&m->fp8, at.l, linear, FP8_INPUT), counts_of(m, at.pass, linear, FP8_INPUT));
-    if (produces(at, 1u << source.product))
-        to.rows = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
+    const enum input_form form = input_form(m, at.pass, at.l, linear);
+    if (produces(at, 1u << (form == INPUT_ROWS ? source.id : source.product)))
+        to.rows = input_rows(at, linear);
     const bool kept = at.pass == PASS_BACKWARD || m->policy.kept[at.l] & (1u << source.id);
-    if (produces(at, 1u << source.id) && kept && !source.shared)
+    if (produces(at, 1u << source.id) && kept && form == INPUT_COLUMNS)
         to.columns =
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
@@ -89,8 +107,20 @@ static void cast_input(struct at at, enum linear linear) {
     char name[PLAN_NAME_CHARS];
     if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
         return;
-    if (!produces(at, 1u << source.product) && (source.shared || !produces(at, 1u << source.id)))
-        return;
+    switch (input_form(m, at.pass, at.l, linear)) {
+    case INPUT_FLOATX:
+        if (!produces(at, 1u << source.product))
+            return;
+        break;
+    case INPUT_COLUMNS:
+        if (!produces(at, 1u << source.product | 1u << source.id))
+            return;
+        break;
+    case INPUT_ROWS:
+        if (!produces(at, 1u << source.id) || fp8_is_delayed(&m->fp8)) // else attention has written the row form
+            return;
+        break;
+    }
     snprintf(name, sizeof name, "cast for %s", row.name);
     phase(m, forward_group(at.pass), at.l, name);
     const floatX *in = fp8_linear_input(at, linear);
@@ -147,7 +177,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
     const floatX *b = param(m, at.pass, at.l, row.bias);
     void *ws = workspace(m, matmul_fp8_workspace_bytes(at.rows, n, k, m->dev));
     const floatX *w = param(m, at.pass, at.l, row.weight);
-    const struct fp8_matrix x = fp8_matrix_buffer(m, at.pass, at.l, linear, FP8_ROWS, FP8_INPUT, at.rows, k);
+    const struct fp8_matrix x = input_rows(at, linear);
     const struct fp8_matrix weight = cast_weight(m, at.pass, at.l, linear, FP8_WEIGHT_ROWS, w);
     MATMUL(m, matmul_fp8(out, x, weight, b, at.rows, n, k, fast_accumulation(m, true), ws, m->dev));
 }
@@ -204,17 +234,23 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns the input's column form (inputs, rows), for dW: kept, recomputed or, if kept in floatX, cast in this phase.
+// Returns the input's column form (inputs, rows), for dW: kept, recomputed or, if kept otherwise, made in this phase.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const int k = linear_row(linear, &m->shape.layer).inputs;
     struct fp8_scale *scale = fp8_scale(&m->fp8, at.l, linear, FP8_INPUT);
-    if (!source.shared)
+    const enum input_form form = input_form(m, PASS_BACKWARD, at.l, linear);
+    if (form == INPUT_COLUMNS)
         return fp8_matrix_in(&m->fp8, activation_memory(m, PASS_BACKWARD, at.l, source.id), FP8_INPUT, k, at.rows,
                              scale);
     struct fp8_cast to = empty_cast(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_COLUMNS, FP8_INPUT, k, at.rows);
+    if (form == INPUT_ROWS) {
+        const fp8 *rows = input_rows(at, linear).codes;
+        RUN(m, fp8_transpose(to.columns.codes, rows, at.rows, k, m->dev));
+        return to.columns;
+    }
     const floatX *in = fp8_linear_input(at, linear);
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;

@@ -142,7 +142,7 @@ static int norm_statistics(enum normalization kind) {
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
-    case FP8_RECIPE_DELAYED: return KEPT_FP8;
+    case FP8_RECIPE_DELAYED: return config_attention_in_fp8(c) == FP8_ATTENTION_NONE ? KEPT_FP8 : KEPT_FP8_ATTENTION;
     case FP8_RECIPE_BLOCKWISE: return KEPT_FP8_BLOCKS;
     }
     return KEPT_FLOATX;

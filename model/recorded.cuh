@@ -47,7 +47,7 @@ static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, m
 // The first of a kind runs unrecorded, since the libraries' first calls can't be recorded, as does one that is watched
 // phase by phase. Returns false, with nothing enqueued, where CUDA refused the graph: a second call runs it.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
-    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
+    const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);
     if (!DEVICE_HAS_GRAPHS || !m->config.device.cuda_graphs || graphs_are_refused(m->dev) || !graph->warm || watched) {
         work(m, scale);

@@ -57,6 +57,16 @@ enum fp8_buffer {
 #undef ENUM_ROW
         FP8_BUFFERS
 };
+// The buffers of attention in FP8, besides those activations that are kept in FP8: id, category and name in plans.
+#define FP8_ATTENTION_BUFFER_ROWS(ROW)                                                                                 \
+    ROW(VALUES, "fp8 sources", "q, k and v") /* in floatX, until they are cast */                                      \
+    ROW(DOUT, "fp8 attention", "d attention in fp8")
+enum fp8_attention_buffer {
+#define ENUM_ROW(id, category, name) FP8_ATTENTION_BUFFER_##id,
+    FP8_ATTENTION_BUFFER_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        FP8_ATTENTION_BUFFERS
+};
 
 // Buffers of a layer besides its activations, and of the whole model.
 enum slot {
@@ -82,7 +92,9 @@ enum slot {
     SLOT_LOSSES,
     SLOT_LARGEST, // (N) evaluation that scores tasks: whether the target's logit is the largest
     SLOT_FP8,     // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
-    SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
+    SLOT_FP8_ATTENTION = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // enum fp8_attention_buffer
+    SLOT_HOST =
+        SLOT_FP8_ATTENTION + FP8_ATTENTION_BUFFERS, // offloaded activations in host memory, by enum activation_id
     SLOT_RANGE = SLOT_HOST + ACT_COUNT, // what backward recomputes of a range of the MLP, by enum activation_id
     SLOT_BIAS_SUMS =
         SLOT_RANGE + ACT_COUNT, // partial sums of bias gradients (model/bias_gradients.cuh), by enum linear
@@ -204,15 +216,14 @@ struct gpt {
 
 // Returns the column of a rank's request in its report. A report is report_width doubles: the sum of the rank's
 // gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
-// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_tensors).
+// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each
+// (fp8_delayed_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
     return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
-static int report_width(const struct gpt *m) {
-    return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_tensors(&m->fp8) : 0);
-}
+static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8_delayed_scales(&m->fp8).count; }
 
 // ---- Phases and buffers ----
 
@@ -255,6 +266,10 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
+}
+// Whether attention of layer l multiplies FP8 matrices in a pass, and its q, k, v and output are kept in FP8.
+static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
+    return m->fp8.attention != FP8_ATTENTION_NONE && is_quantized(m, pass, l);
 }
 
 // ---- Activations ----
@@ -325,8 +340,9 @@ static void activation_expect(const struct gpt *m, enum pass pass, int l, enum a
     if (!m->timeline.planning)
         return;
     const struct activation_row row = activation_row_of(m, pass, l, id);
-    const bool in_fp8 = row.elements == ELEMENTS_INPUT && is_quantized(m, pass, l);
-    const enum elements held = row.elements == ELEMENTS_INPUT && !in_fp8 ? ELEMENTS_FLOATX : row.elements;
+    const bool may_be_floatx = (row.elements == ELEMENTS_INPUT && !is_quantized(m, pass, l)) ||
+                               (row.elements == ELEMENTS_ATTENTION && !attends_in_fp8(m, pass, l));
+    const enum elements held = may_be_floatx ? ELEMENTS_FLOATX : row.elements;
     if (held != elements) {
         fprintf(stderr,
                 "train_gpt: internal error: activation '%s' of layer %d is read as %s, which it does not hold\n",

@@ -1,33 +1,64 @@
-// Delayed scales of FP8 in a checkpoint: two tensors of optimizer.safetensors, F32, whose first three dimensions are
-// layers, linear layers (enum linear) and operands (enum fp8_operand): fp8.scale, 0 where a history is empty, and
-// fp8.amax_history, whose fourth is the steps, the newest first.
+// Delayed scales of FP8 in a checkpoint: tensors of optimizer.safetensors, F32. fp8.scale, 0 where a history is empty,
+// and fp8.amax_history are of linear layers: their first three dimensions are layers, linear layers (enum linear) and
+// operands (enum fp8_operand). fp8.attention_scale and fp8.attention_amax_history are of attention: their first two
+// dimensions are tensors (the first of enum fp8_attention_tensor; where only dS's scale is delayed, dS) and layers. The
+// histories' last dimension is the steps, the newest first.
 #pragma once
 #include "formats/safetensors.h"        // struct safetensors_tensor
 #include "model/fp8.cuh"                // struct fp8_state
 #include "runtime/machine/error_text.h" // RETURN_PROBLEM
 
-enum fp8_tensor { FP8_TENSOR_SCALE, FP8_TENSOR_HISTORY, FP8_TENSORS };
+enum fp8_tensor {
+    FP8_TENSOR_SCALE,
+    FP8_TENSOR_HISTORY,
+    FP8_TENSOR_ATTENTION_SCALE,
+    FP8_TENSOR_ATTENTION_HISTORY,
+    FP8_TENSORS
+};
+static bool fp8_tensor_is_attention(enum fp8_tensor t) { return t >= FP8_TENSOR_ATTENTION_SCALE; }
+static bool fp8_tensor_is_history(enum fp8_tensor t) {
+    return t == FP8_TENSOR_HISTORY || t == FP8_TENSOR_ATTENTION_HISTORY;
+}
 
-// Returns the name, type and shape of a tensor, for a file that is written or read; `id` is the caller's.
-static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
-    struct safetensors_tensor entry;
-    memset(&entry, 0, sizeof entry);
-    entry.name = t == FP8_TENSOR_SCALE ? "fp8.scale" : "fp8.amax_history";
-    entry.dtype = SAFETENSORS_F32;
-    entry.dims = t == FP8_TENSOR_SCALE ? 3 : 4;
-    entry.shape[0] = (uint64_t)f->num_layers;
-    entry.shape[1] = LINEAR_COUNT;
-    entry.shape[2] = FP8_OPERANDS;
-    entry.shape[3] = (uint64_t)f->delay.length;
-    entry.id = id;
-    return entry;
+// The number of delayed scales of linear layers.
+static int64_t fp8_delayed_linears(const struct fp8_state *f) {
+    return fp8_is_delayed(f) ? f->num_layers * FP8_KINDS : 0;
+}
+// The number of values of a tensor; 0: this run has no such tensor.
+static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    const int64_t linears = fp8_delayed_linears(f);
+    return (fp8_tensor_is_attention(t) ? delayed.count - linears : linears) *
+           (fp8_tensor_is_history(t) ? delayed.delay.length : 1);
 }
 // Returns the index of a tensor's first value in fp8_state_download's array.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
-    return t == FP8_TENSOR_SCALE ? 0 : fp8_num_tensors(f);
+    return (fp8_tensor_is_history(t) ? fp8_delayed_scales(f).count : 0) +
+           (fp8_tensor_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
 }
-static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
-    return (int64_t)fp8_num_tensors(f) * (t == FP8_TENSOR_SCALE ? 1 : f->delay.length);
+// Returns the name, type and shape of a tensor, for a file that is written or read; `id` is the caller's.
+static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
+    static const char *const names[FP8_TENSORS] = {"fp8.scale", "fp8.amax_history", "fp8.attention_scale",
+                                                   "fp8.attention_amax_history"};
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    struct safetensors_tensor entry;
+    memset(&entry, 0, sizeof entry);
+    entry.name = names[t];
+    entry.dtype = SAFETENSORS_F32;
+    if (fp8_tensor_is_attention(t)) {
+        entry.shape[0] = (uint64_t)((delayed.count - fp8_delayed_linears(f)) / f->num_layers);
+        entry.shape[1] = (uint64_t)f->num_layers;
+        entry.dims = 2;
+    } else {
+        entry.shape[0] = (uint64_t)f->num_layers;
+        entry.shape[1] = LINEAR_COUNT;
+        entry.shape[2] = FP8_OPERANDS;
+        entry.dims = 3;
+    }
+    if (fp8_tensor_is_history(t))
+        entry.shape[entry.dims++] = (uint64_t)delayed.delay.length;
+    entry.id = id;
+    return entry;
 }
 
 // values (fp8_tensor_values) = a tensor of the open file, named `name` in messages. Returns NULL, or what is wrong.
@@ -46,24 +77,39 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has them. Loads
-// nothing where this run's scales are not delayed. Waits for the device. Returns NULL, or what is wrong.
+// Whether the file has a part of the state, linear layers' (first: FP8_TENSOR_SCALE) or attention's
+// (FP8_TENSOR_ATTENTION_SCALE): a tensor of it. Attention's scales of other tensors than this run's do not count.
+static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const struct safetensors *file) {
+    for (int t = (int)first; t < (int)first + 2; t++) {
+        const struct safetensors_tensor wanted = fp8_tensor_entry(f, (enum fp8_tensor)t, 0);
+        const struct safetensors_tensor *tensor = safetensors_find(file, wanted.name);
+        if (tensor && (!fp8_tensor_is_attention(first) || tensor->dims == 0 || tensor->shape[0] == wanted.shape[0]))
+            return true;
+    }
+    return false;
+}
+// Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has all that this run
+// wants. Loads nothing where this run's scales are not delayed. Waits for the device. Returns NULL, or what is wrong.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
     const char *problem = NULL;
-    *found = false;
-    for (int t = 0; t < FP8_TENSORS; t++)
-        *found = *found || safetensors_find(file, fp8_tensor_entry(f, (enum fp8_tensor)t, 0).name);
-    if (floats == 0 || !*found)
-        return NULL;
-    float *values = (float *)malloc((size_t)floats * sizeof *values);
+    bool any = false;
+    *found = floats > 0;
+    float *values = (float *)calloc(floats > 0 ? (size_t)floats : 1, sizeof *values);
     if (!values)
         return error_format(error, "out of memory for the histories of FP8");
-    for (int t = 0; t < FP8_TENSORS && !problem; t++)
-        problem =
-            fp8_read_tensor(values + fp8_tensor_begin(f, (enum fp8_tensor)t), f, (enum fp8_tensor)t, file, name, error);
-    if (!problem)
+    for (int t = 0; t < FP8_TENSORS && !problem; t++) {
+        const enum fp8_tensor tensor = (enum fp8_tensor)t;
+        const bool has = fp8_file_has(f, (enum fp8_tensor)(t / 2 * 2), file);
+        if (fp8_tensor_values(f, tensor) == 0)
+            continue;
+        *found = *found && has;
+        any = any || has;
+        if (has)
+            problem = fp8_read_tensor(values + fp8_tensor_begin(f, tensor), f, tensor, file, name, error);
+    }
+    if (!problem && any)
         fp8_state_upload(f, values, dev);
     free(values);
     return problem;
@@ -72,7 +118,7 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
 // Drops all delayed scales, if there are any: other options than this run's made them (fp8_scales_hold). The next step
 // casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
-    const int64_t floats = fp8_state_floats(f), scales = fp8_num_tensors(f);
+    const int64_t floats = fp8_state_floats(f), scales = fp8_delayed_scales(f).count;
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;
     if (floats > 0 && !values)
         fail("out of memory for the histories of FP8");

@@ -32,9 +32,23 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
+// Writes to text what of attention is in FP8, and why only so much; returns text.
+static const char *fp8_describe_attention(char text[FP8_TEXT], const struct config *c) {
+    switch (config_attention_in_fp8(c)) {
+    case FP8_ATTENTION_NONE: return "attention, norms, embedding and head in bf16";
+    case FP8_ATTENTION_FORWARD:
+        snprintf(
+            text, FP8_TEXT,
+            "attention's forward in FP8, its backward in bf16 of FP8's values%s; norms, embedding and head in bf16",
+            c->fp8_attention_forward ? ", by NVTE_FP8_DPA_BWD=0 in the environment" : "");
+        return text;
+    case FP8_ATTENTION_FULL: return "attention in FP8, forward and backward; norms, embedding and head in bf16";
+    }
+    __builtin_unreachable();
+}
 // Returns in words what is quantized, how, and what is not, in a run with --fp8-format: in `text`, or a constant.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
-    char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
+    char recipe[FP8_TEXT], attention[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
     config_fp8_layers(c, &first, &end);
     if (end == first)
@@ -42,13 +56,11 @@ static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     if (end - first < c->model.num_layers)
         snprintf(layers, sizeof layers, ", %d to %d", first, end - 1);
     fp8_describe_recipe(recipe, c);
-    snprintf(text, FP8_TEXT,
-             "%s, %.100s: %s, in the linear layers of %d of %d layers%s; attention, norms, embedding and head in bf16; "
-             "%s",
+    snprintf(text, FP8_TEXT, "%s, %.100s: %s, in the linear layers of %d of %d layers%s; %.150s; %s",
              option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8.fp8_format, format), recipe,
              c->fp8.fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
                                                     : "inputs, weights and gradients in E4M3",
-             end - first, c->model.num_layers, layers, fp8_describe_sums(c));
+             end - first, c->model.num_layers, layers, fp8_describe_attention(attention, c), fp8_describe_sums(c));
     return text;
 }
 
@@ -88,14 +100,21 @@ enum { FP8_TENSOR_TEXT = 80 };
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};
-    for (int i = 0; i < fp8_num_tensors(f) && fp8_is_delayed(f); i++)
+    static const char *const of_attention[FP8_ATTENTION_TENSORS] = {"q", "k", "v", "dO", "dS", "dQ", "dK", "dV"};
+    const struct fp8_delayed delayed = fp8_delayed_scales(f);
+    for (int i = 0; i < delayed.count; i++)
         for (int rank = 0; rank < ranks; rank++) {
             if (isfinite(amaxes[(int64_t)rank * width + i]))
                 continue;
-            const enum linear linear = (enum linear)(i / FP8_OPERANDS % LINEAR_COUNT);
+            const int at = delayed.first + i, behind = at - f->num_layers * FP8_KINDS;
+            const enum linear linear = (enum linear)(at / FP8_OPERANDS % LINEAR_COUNT);
             *value = amaxes[(int64_t)rank * width + i];
-            snprintf(text, FP8_TENSOR_TEXT, "largest %s of %s of layer %d, in FP8", operands[i % FP8_OPERANDS],
-                     linear_row(linear, s).name, i / FP8_KINDS);
+            if (behind >= 0)
+                snprintf(text, FP8_TENSOR_TEXT, "largest %s of attention of layer %d, in FP8",
+                         of_attention[behind / f->num_layers], behind % f->num_layers);
+            else
+                snprintf(text, FP8_TENSOR_TEXT, "largest %s of %s of layer %d, in FP8", operands[at % FP8_OPERANDS],
+                         linear_row(linear, s).name, at / FP8_KINDS);
             return true;
         }
     return false;

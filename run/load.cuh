@@ -449,7 +449,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         say(stdout, "%s has no moving averages: they begin as its parameters\n", folder);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
         say(stdout,
-            "%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
+            "%s has no histories of some of FP8's amaxes: these begin empty, and the first step casts by its own amaxes\n",
             folder);
     safetensors_close(&file);
     return problem;

@@ -25,6 +25,26 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
+// Ends the program where the device can't compute attention in FP8 as the run trains with it. backend: the run's.
+static void check_fp8_attention(struct run *r, enum attention_backend backend) {
+    const struct config *c = r->config;
+    static const char option[] = "--fp8-dot-product-attention";
+    const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
+    char reason[256];
+    int first, end;
+    config_fp8_layers(c, &first, &end);
+    if (end == first || config_attention_in_fp8(c) == FP8_ATTENTION_NONE)
+        return;
+    if (backend == ATTENTION_UNFUSED)
+        fail("%s needs flash or fused attention beside it, and this run has unfused (%s); leave %s out", option,
+             r->attention.reason, option);
+    if (device_is_gpu(&r->dev) && attention_switched_off("NVTE_FUSED_ATTN"))
+        fail("%s is cuDNN's, which NVTE_FUSED_ATTN=0 in the environment switches off; unset it or leave %s out", option,
+             option);
+    fp8_attention_unavailable_reason(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
+    if (*reason)
+        fail("%s %s; or leave %s out", option, reason, option);
+}
 // Says what to change where gcc's OpenMP could not start *threads threads and ended the process: OpenMP's own message
 // leaves that out. exit calls this. *threads: an int, 0 once the threads have started.
 static void explain_threads(int status, void *threads) {
@@ -224,6 +244,7 @@ static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
     r->attention = choose_attention(r);
+    check_fp8_attention(r, r->attention.backend);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->memory.plan || (c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
         r->rates = fit_rates_of(c, c->memory.plan ? 0 : fit_least_bytes(&r->fit), &r->dev);

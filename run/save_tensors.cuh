@@ -389,7 +389,8 @@ static const char *save_optimizer(struct save_tensors *s) {
         }
     }
     for (int t = 0; t < FP8_TENSORS && s->fp8 && entries; t++)
-        entries[count++] = fp8_tensor_entry(&m->fp8, (enum fp8_tensor)t, most + t);
+        if (fp8_tensor_values(&m->fp8, (enum fp8_tensor)t) > 0)
+            entries[count++] = fp8_tensor_entry(&m->fp8, (enum fp8_tensor)t, most + t);
     const char *problem = entries && names
                               ? save_file(s, optimizer_file_name, NULL, 0, save_optimizer_entry, entries, count)
                               : save_out_of_memory(s);

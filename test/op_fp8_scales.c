@@ -28,7 +28,7 @@ struct model {
     uint64_t *counts;
     int n, ranks, width, first;
     struct fp8_delay delay;
-    enum fp8_format gradients;
+    struct fp8_scales_order order; // in a model of many scales the last are attention's
 };
 enum { COUNTS = 5 };
 static struct model model_make(int n, int ranks, struct fp8_delay delay, enum fp8_format gradients) {
@@ -39,7 +39,9 @@ static struct model model_make(int n, int ranks, struct fp8_delay delay, enum fp
     m.n = n;
     m.ranks = ranks;
     m.delay = delay;
-    m.gradients = gradients;
+    m.order.linears = n < 12 ? n : n / 2 / 3 * 3;
+    m.order.attention_gradients = m.order.linears + (n - m.order.linears) / 3;
+    m.order.gradients = gradients;
     m.scales = (struct fp8_scale *)test_alloc((size_t)n * sizeof *m.scales);
     m.weight_amaxes = (uint32_t *)test_alloc((size_t)(n / 3) * sizeof *m.weight_amaxes);
     m.history = (float *)test_alloc(history_bytes + 4);
@@ -68,12 +70,16 @@ static void model_free(struct model *m) {
 }
 static void model_update(struct model *m) {
     fp8_scales_update(m->scales, m->history, m->check, m->reports, m->ranks, m->width, m->first, m->n, m->delay,
-                      m->gradients, &device);
+                      m->order, &device);
 }
 static double *report_of(struct model *m, int rank) { return m->reports + (int64_t)rank * m->width + m->first; }
 
+static bool is_weight(const struct model *m, int i) { return i < m->order.linears && i % 3 == 1; }
 static double expected_scale(double amax, int i, const struct model *m) {
-    const double largest = i % 3 == 2 && m->gradients == FP8_E5M2 ? 57344 : 448;
+    const double largest =
+        (i < m->order.linears ? i % 3 == 2 : i >= m->order.attention_gradients) && m->order.gradients == FP8_E5M2
+            ? 57344
+            : 448;
     const double scale = (float)(largest / amax / pow(2, m->delay.margin));
     return scale > 0x1p126 ? 0x1p126 : scale < 0x1p-126 ? 0x1p-126 : scale;
 }
@@ -109,9 +115,9 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
         for (int w = 0; w < n / 3; w++)
             weights[3 * w + 1] = m.weight_amaxes[w] = some_amax(&random);
         for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
-            fp8_scales_begin(m.scales, weights_given ? m.weight_amaxes : NULL, n, &device);
+            fp8_scales_begin(m.scales, weights_given ? m.weight_amaxes : NULL, m.order.linears, n, &device);
             for (int i = 0; i < n; i++) {
-                if (i % 3 == 1 && weights_given) {
+                if (is_weight(&m, i) && weights_given) {
                     assert_int_equal(m.scales[i].amax, weights[i]);
                     amax[i] = weights[i];
                     continue;
@@ -134,7 +140,7 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
             assert_true(report[i] == float_of(amax[i]));
         for (int rank = 0; rank < ranks; rank++)
             for (int i = 0; i < n && rank != mine; i++) {
-                const uint32_t other = i % 3 == 1 ? amax[i] : some_amax(&random);
+                const uint32_t other = is_weight(&m, i) ? amax[i] : some_amax(&random);
                 report_of(&m, rank)[i] = float_of(other);
                 amax[i] = other > amax[i] ? other : amax[i];
             }
@@ -289,7 +295,7 @@ static void report_carries_an_overflow(void **state) {
     test_case_without_seed("an overflow in a micro-batch before the last one");
     for (int i = 0; i < 6; i++)
         m.scales[i].amax = amaxes[i];
-    fp8_scales_begin(m.scales, m.weight_amaxes, 6, &device);
+    fp8_scales_begin(m.scales, m.weight_amaxes, 6, 6, &device);
     m.scales[0].amax = m.scales[2].amax = bits_of(3);
     fp8_scales_report(report_of(&m, 0), m.counts, m.scales, 0, 6, &device);
     assert_true(report_of(&m, 0)[0] == INFINITY && isnan(report_of(&m, 0)[2]));

@@ -8,14 +8,15 @@
 enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // entries of a history that a thread takes at a time
 
 // Does fp8_scales_begin, a scale a thread.
-static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n) {
+static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int linears,
+                                               int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
     if (i < n)
-        fp8_begin_one(scales + i, weight_amaxes, i);
+        fp8_begin_one(scales + i, weight_amaxes, linears, i);
 }
-void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
+void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int linears, int n, struct device *dev) {
     LAUNCH(dev, fp8_scales_begin_kernel, blocks_for(n, FP8_SCALES_THREADS), FP8_SCALES_THREADS, 0, scales,
-           weight_amaxes, n);
+           weight_amaxes, linears, n);
 }
 
 // Does fp8_scales_report, a column a thread.
@@ -50,7 +51,7 @@ static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct 
 // in chunks from its end on: a chunk is read before it and the entry below, which is the next chunk's, are overwritten.
 static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
     fp8_scales_update_kernel(struct fp8_scale *scales, float *history, const struct gradient_check *check,
-                             struct fp8_delay delay, enum fp8_format gradients) {
+                             struct fp8_delay delay, struct fp8_scales_order order) {
     const int i = (int)blockIdx.x, thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int chunk = FP8_SCALES_THREADS * FP8_HISTORY_EACH;
     const bool finite = check->finite != 0;
@@ -81,23 +82,23 @@ static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
         largest =
             lanes_max(lane < FP8_SCALES_THREADS / 32 ? load_shared_float(shared_memory() + 4 * (uint32_t)lane) : 0, 32);
         if (lane == 0)
-            fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
+            fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, order);
     }
 }
 void fp8_scales_update(struct fp8_scale *scales, float *history, struct gradient_check *check, const double *reports,
-                       int ranks, int width, int first, int n, struct fp8_delay delay, enum fp8_format gradients,
+                       int ranks, int width, int first, int n, struct fp8_delay delay, struct fp8_scales_order order,
                        struct device *dev) {
     LAUNCH(dev, fp8_scales_check_kernel, blocks_for(n, FP8_SCALES_THREADS), FP8_SCALES_THREADS, 0, scales, check,
            reports + first, ranks, width, n);
     LAUNCH(dev, fp8_scales_update_kernel, (unsigned)n, FP8_SCALES_THREADS, FP8_SCALES_THREADS / 32 * sizeof(float),
-           scales, history, check, delay, gradients);
+           scales, history, check, delay, order);
 }
 
 #else
 
-void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
+void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int linears, int n, struct device *dev) {
     for (int i = 0; i < n; i++)
-        fp8_begin_one(scales + i, weight_amaxes, i);
+        fp8_begin_one(scales + i, weight_amaxes, linears, i);
 }
 
 void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale *scales, int num_counts, int n,
@@ -121,7 +122,7 @@ static float fp8_history_enter(float *history, int length, float newest) {
     return largest;
 }
 void fp8_scales_update(struct fp8_scale *scales, float *history, struct gradient_check *check, const double *reports,
-                       int ranks, int width, int first, int n, struct fp8_delay delay, enum fp8_format gradients,
+                       int ranks, int width, int first, int n, struct fp8_delay delay, struct fp8_scales_order order,
                        struct device *dev) {
     for (int i = 0; i < n; i++) {
         scales[i].step_amax = fp8_largest_report(reports + first, ranks, width, i);
@@ -135,7 +136,7 @@ void fp8_scales_update(struct fp8_scale *scales, float *history, struct gradient
         float largest = 0;
         if (finite)
             largest = fp8_history_enter(history + (int64_t)i * delay.length, delay.length, newest);
-        fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
+        fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, order);
     }
 }
 

@@ -13,12 +13,19 @@ struct fp8_delay {
     bool most_recent;
 };
 
+// What n scales are of. Scale i < linears is of a linear layer's input, weight or gradient where i % 3 is 0, 1 or 2
+// (enum fp8_operand in model/fp8.cuh). Behind these come attention's: of gradients from `attention_gradients` on.
+struct fp8_scales_order {
+    int linears, attention_gradients;
+    enum fp8_format gradients; // of gradients; others are FP8_E4M3
+};
+
 __BEGIN_DECLS
-// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0, or a weight's
-// becomes weight_amaxes[i / 3], where these are given. Scale i is of an input, a weight or a gradient where i % 3 is 0,
-// 1 or 2 (enum fp8_operand in model/fp8.cuh).
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0, or that of a
+// linear layer's weight becomes weight_amaxes[i / 3], where these are given.
 void fp8_scales_begin(struct fp8_scale *scales,      // (n)
-                      const uint32_t *weight_amaxes, // (n / 3); NULL: none is given
+                      const uint32_t *weight_amaxes, // (linears / 3); NULL: none is given
+                      int linears,                   // as in struct fp8_scales_order
                       int n, struct device *dev);
 
 // Writes what this rank reports of a step: `counts` as doubles and, where there are scales to delay (n > 0), the step's
@@ -36,8 +43,7 @@ void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        float *history,               // (n, delay.length) newest first; 0: no step
                        struct gradient_check *check, // (1)
                        const double *reports,        // (ranks, width)
-                       int ranks, int width, int first, int n, struct fp8_delay delay,
-                       enum fp8_format gradients, // of scale i where i % 3 == 2; others are FP8_E4M3
+                       int ranks, int width, int first, int n, struct fp8_delay delay, struct fp8_scales_order order,
                        struct device *dev);
 __END_DECLS
 
@@ -47,9 +53,10 @@ HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int marg
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
 }
-// Returns the format of scale i: `gradients` where i % 3 == 2, else FP8_E4M3.
-HOST_DEVICE enum fp8_format fp8_scale_format(int i, enum fp8_format gradients) {
-    return i % 3 == 2 ? gradients : FP8_E4M3;
+// Returns the format of scale i.
+HOST_DEVICE enum fp8_format fp8_scale_format(int i, struct fp8_scales_order order) {
+    const bool is_gradient = i < order.linears ? i % 3 == 2 : i >= order.attention_gradients;
+    return is_gradient ? order.gradients : FP8_E4M3;
 }
 // Returns the float that has these bits, as of an amax.
 HOST_DEVICE float fp8_float_of(uint32_t bits) {
@@ -67,10 +74,10 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     return largest;
 }
 // Begins a micro-batch of scale i, as fp8_scales_begin does for all.
-HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
+HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int linears, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
-    scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
+    scale->amax = i < linears && i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
 }
 // Returns the scale's largest amax of the step so far, as a number.
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
@@ -79,9 +86,9 @@ HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
 // Ends a step of scale i, as fp8_scales_update does for all. history_amax: by the history that has the step's amax
 // already; not read where !finite.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
-                             enum fp8_format gradients) {
+                             struct fp8_scales_order order) {
     if (finite && history_amax > 0)
-        scale->delayed = fp8_delayed_scale(history_amax, fp8_scale_format(i, gradients), margin);
+        scale->delayed = fp8_delayed_scale(history_amax, fp8_scale_format(i, order), margin);
     scale->amax = 0;
     scale->step_amax = 0;
 }

@@ -1,0 +1,164 @@
+// Attention of a block in FP8 (--fp8-dot-product-attention, kernels/fp8/attention.cuh): what is cast where, and its
+// calls. Of a layer in bf16, and in evaluation, these functions do nothing or leave the buffers as they are without FP8.
+//
+// q, k and v, rotated, are kept in FP8, and so is attention's output, in row form: it is the projection's input, with
+// that input's scale. With delayed scales attention writes its output in FP8; else the projection's cast does. With
+// `forward` backward is the bf16 backend's, of the values of what was kept.
+#pragma once
+#include "attention.cuh"             // attention_backward
+#include "kernels/fp8/attention.cuh" // fp8_attention_forward, fp8_attention_backward
+#include "kernels/rope.cuh"          // rope_backward
+#include "model/at.cuh"              // struct at
+#include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
+#include "model/sequence.cuh"        // layer_attention_shape
+
+// Returns what decides whether the model's attention in FP8 can be computed, beside the shape.
+static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
+    const struct fp8_attention_demands demands = {config_attention_in_fp8(c) == FP8_ATTENTION_FULL,
+                                                  c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
+                                                  !c->attention.deterministic_mode};
+    return demands;
+}
+// Returns attention of layer l, for its calls; without scales when planning.
+static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
+    const struct fp8_state *f = &m->fp8;
+    struct fp8_attention a;
+    a.shape = layer_attention_shape(m, PASS_TRAIN, l);
+    a.gradients = f->gradients;
+    a.outputs_in_fp8 = fp8_is_delayed(f);
+    a.full = f->attention == FP8_ATTENTION_FULL;
+    a.any_order = !m->config.attention.deterministic_mode;
+    a.calibrates = f->calibrates;
+    for (int t = 0; t < FP8_ATTENTION_TENSORS; t++)
+        a.scales[t] = fp8_attention_scale(f, l, (enum fp8_attention_tensor)t);
+    a.out = fp8_scale(f, l, LINEAR_ATT_PROJ, FP8_INPUT);
+    return a;
+}
+// Returns a buffer of layer l's attention, live in this phase; NULL when planning.
+static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8_attention_buffer which, size_t bytes) {
+    static const char *const categories[] = {
+#define CATEGORY_ROW(id, category, name) category,
+        FP8_ATTENTION_BUFFER_ROWS(CATEGORY_ROW)
+#undef CATEGORY_ROW
+    };
+    static const char *const names[] = {
+#define NAME_ROW(id, category, name) name,
+        FP8_ATTENTION_BUFFER_ROWS(NAME_ROW)
+#undef NAME_ROW
+    };
+    return buffer(m, pass, l, SLOT_FP8_ATTENTION + (int)which, bytes, categories[which], names[which]);
+}
+// Returns the id of the activation that attention reads: q, k and v, normed where the model norms.
+static enum activation_id attention_input_id(const struct gpt *m) {
+    return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
+}
+// Returns q, k and v in FP8 of layer l, (N, qkv_width); NULL when planning.
+static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
+    return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
+}
+
+// Returns where q, k and v, or their norm, are written, (rows, qkv_width): the activation, or, where attention reads it
+// in FP8, a buffer that lives until it is cast. id: ACT_QKV or ACT_QKN. NULL when planning.
+static floatX *qkv_sink(struct at at, enum activation_id id) {
+    struct gpt *m = at.m;
+    const size_t bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
+    if (!attends_in_fp8(m, at.pass, at.l) || id != attention_input_id(m))
+        return rows_of(at, id);
+    return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
+}
+// Casts what attention reads, in a phase of its own, where attention reads it in FP8 and it is to be made.
+static void cast_attention_input(struct at at) {
+    struct gpt *m = at.m;
+    const enum activation_id id = attention_input_id(m);
+    if (!attends_in_fp8(m, at.pass, at.l) || !produces(at, 1u << id))
+        return;
+    phase_at(at, forward_group(at.pass), "cast for attention");
+    const floatX *qkv = qkv_sink(at, id);
+    fp8 *codes = attention_codes(m, at.pass, at.l);
+    RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
+}
+// Computes attention in FP8, in this phase. Recomputation takes the scales that the first forward has left.
+static void attend_in_fp8(struct at at) {
+    struct gpt *m = at.m;
+    const struct fp8_attention a = fp8_attention_of(m, at.l);
+    const struct fp8_attention_demands demands = fp8_attention_demands_of(&m->config);
+    fp8 *out8 = a.outputs_in_fp8 ? (fp8 *)activation_memory(m, at.pass, at.l, ACT_ATT) : NULL;
+    floatX *out = a.outputs_in_fp8 ? NULL : fp8_linear_input(at, LINEAR_ATT_PROJ);
+    float *lse = (float *)activation_memory(m, at.pass, at.l, ACT_SOFTMAX);
+    const fp8 *codes = attention_codes(m, at.pass, at.l);
+    void *ws = workspace(m, fp8_attention_forward_workspace_bytes(a.shape, demands, m->dev));
+    RUN(m, fp8_attention_forward(out8, out, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
+}
+
+// Returns the gradient of attention's output in FP8, (N, H D); NULL when planning.
+static fp8 *dout_codes(struct gpt *m, int l) {
+    const struct layer_shape *s = &m->shape.layer;
+    const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
+    return (fp8 *)fp8_attention_buffer(m, PASS_TRAIN, l, FP8_ATTENTION_BUFFER_DOUT, bytes);
+}
+// Casts the gradient of attention's output, in a phase of its own, where attention's backward reads it in FP8.
+static void cast_attention_gradient(struct at at) {
+    struct gpt *m = at.m;
+    const struct layer_shape *s = &m->shape.layer;
+    const int64_t N = at.rows, width = s->H * s->D;
+    if (!attends_in_fp8(m, PASS_BACKWARD, at.l) || m->fp8.attention != FP8_ATTENTION_FULL)
+        return;
+    phase_at(at, PHASES_BACKWARD, "cast for attention");
+    const floatX *datt = d_rows(at, SLOT_D_ATT, width);
+    struct fp8_cast to = empty_cast(fp8_attention_scale(&m->fp8, at.l, FP8_ATTENTION_DOUT), NULL);
+    to.rows.codes = dout_codes(m, at.l);
+    to.rows.format = m->fp8.gradients;
+    RUN(m, fp8_amax(&to.scale->amax, datt, N * width, m->dev));
+    RUN(m, fp8_cast(to, datt, N, width, NULL, m->dev));
+}
+// Computes attention's gradient in FP8, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
+static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
+    struct gpt *m = at.m;
+    const struct fp8_attention a = fp8_attention_of(m, at.l);
+    const struct attention_shape s = a.shape;
+    const fp8 *dout = dout_codes(m, at.l), *codes = attention_codes(m, PASS_BACKWARD, at.l);
+    const fp8 *out = (const fp8 *)activation_memory(m, PASS_BACKWARD, at.l, ACT_ATT);
+    const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX);
+    const struct fp8_attention_demands demands = fp8_attention_demands_of(&m->config);
+    void *ws = workspace(m, fp8_attention_backward_workspace_bytes(s, demands, m->dev));
+    uint32_t *amax = options.rotary ? NULL : options.amax; // the last pass over dqkv takes it
+    RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
+    if (options.rotary)
+        RUN(m, rope_backward(dqkv, options.rotary, options.positions, s.B, s.T, s.num_heads, s.num_query_groups,
+                             s.head_dim, options.amax, m->dev));
+}
+// Returns the bytes of attend_backward_in_bf16's q, k and v, output and log-sum-exps, one behind the other.
+static size_t fp8_values_bytes(size_t qkv, size_t out, size_t lse) {
+    return (qkv + 255) / 256 * 256 + (out + 255) / 256 * 256 + (lse + 255) / 256 * 256;
+}
+// Computes attention's gradient in bf16 of what forward has kept in FP8, in this phase, into dqkv (N, qkv_width), and
+// undoes RoPE. The values of q, k and v are exact in bf16, whose log-sum-exps forward's then are.
+static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
+    struct gpt *m = at.m;
+    const struct fp8_attention a = fp8_attention_of(m, at.l);
+    const int64_t width = m->shape.layer.H * m->shape.layer.D, rows = at.rows * m->shape.layer.H;
+    const size_t qkv_bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
+    const size_t out_bytes = (size_t)(at.rows * width) * sizeof(floatX), lse_bytes = (size_t)rows * sizeof(float);
+    const floatX *datt = d_rows(at, SLOT_D_ATT, width);
+    const fp8 *codes = attention_codes(m, PASS_BACKWARD, at.l);
+    const fp8 *out8 = (const fp8 *)activation_memory(m, PASS_BACKWARD, at.l, ACT_ATT);
+    const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX);
+    const size_t bytes = attention_backward_workspace_bytes(m->backend, a.shape, options.any_order, m->dev);
+    floatX *qkv = (floatX *)workspace(m, fp8_values_bytes(qkv_bytes, out_bytes, lse_bytes) + bytes);
+    floatX *out = (floatX *)bytes_behind(qkv, fp8_values_bytes(qkv_bytes, 0, 0));
+    float *own_lse = (float *)bytes_behind(qkv, fp8_values_bytes(qkv_bytes, out_bytes, 0));
+    void *ws = bytes_behind(qkv, fp8_values_bytes(qkv_bytes, out_bytes, lse_bytes));
+    const struct dropout none = dropout_of(m, 0, at.l, DROPOUT_ATTENTION);
+    RUN(m, fp8_attention_read_back(qkv, codes, a.scales, FP8_E4M3, a.shape, m->dev));
+    RUN(m, fp8_read_back(out, out8, a.out, FP8_E4M3, at.rows * width, m->dev));
+    RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
+}
+// Computes attention's gradient, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
+static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
+    switch (at.m->fp8.attention) {
+    case FP8_ATTENTION_NONE: break;
+    case FP8_ATTENTION_FORWARD: attend_backward_in_bf16(at, dqkv, options); break;
+    case FP8_ATTENTION_FULL: attend_backward_in_full_fp8(at, dqkv, options); break;
+    }
+}
