@@ -27,6 +27,13 @@
 #define DELAYED                                                                                                        \
     " --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max --fp8-margin 1 "
 #define BLOCKWISE " --fp8-format e4m3 --fp8-recipe blockwise "
+#define FORWARD "--fp8-dot-product-attention forward "
+#define FULL "--fp8-dot-product-attention full "
+#ifdef TARGET_CUDA // there cuDNN computes attention in FP8, and takes heads of 128
+enum { ATTENTION_FORMS = 0 };
+#else
+#define ATTENTION_FORMS (test_slowness() > 1 ? 2 : 6)
+#endif
 
 // The forms in sizes for FP8, and ROTARY with some layers in bf16.
 enum { FP8_FORMS_MAX = FORMS + 1 };
@@ -55,6 +62,15 @@ static const char *const wide_forms[] = {
     WIDE "--num-query-groups 2 --ffn-hidden-size 128 --normalization RMSNorm --activation swiglu "
          "--position-embedding-type rope --add-bias-linear=false ",
 };
+// Attention in FP8: with and without RoPE, with a norm of q and k, with heads that share K and V, beside layers in bf16.
+static const char *const attention_forms[][2] = {
+    {ROTARY_FP8, DELAYED FULL},
+    {SMALL_FP8 "--num-attention-heads 3 --hidden-dropout 0.1 ", TENSORWISE FULL},
+    {ROTARY_FP8 "--qk-layernorm ", DELAYED FORWARD},
+    {ROTARY_FP8 "--norm-placement post --qk-layernorm --qk-layernorm-width full ", TENSORWISE FULL},
+    {ROTARY_FP8 "--parallel-residual ", TENSORWISE FORWARD},
+    {ROTARY_FP8, DELAYED FULL "--first-last-layers-bf16 "},
+};
 #ifdef CUDA_EMULATED
 enum { FORM_STEP = 1, RECIPES = 1, WIDE_FORMS = 1 };
 #else
@@ -76,6 +92,8 @@ static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
         }
     for (int i = 0; i < WIDE_FORMS; i++)
         f(wide_forms[i], BLOCKWISE);
+    for (int i = 0; i < ATTENTION_FORMS; i++)
+        f(attention_forms[i][0], attention_forms[i][1]);
 }
 // Calls f for every form and recipe or, where a call takes long, only for Llama with delayed scales: its histories are
 // what is most likely to go wrong.
@@ -155,15 +173,19 @@ static void the_plan_keeps_the_table(const char *shape, const char *recipe) {
     }
 }
 // Checks the bytes that are kept per token and layer: GPT-2's 32 C + 4 H + 16 become 26 C + 4 H + 16; a layer with a
-// gate keeps 2 C + F fewer.
+// gate keeps 2 C + F fewer. Attention in FP8 saves a byte of each element of q, k, v and of its output.
 static void inputs_are_kept_at_a_byte_an_element(void **state) {
     for_each_form(the_plan_keeps_the_table);
     const struct {
-        const char *options;
+        const char *options, *recipe;
         int64_t saved; // bytes per token and layer
-    } cases[] = {{SMALL_FP8 "--num-attention-heads 3 ", 6 * 48}, {ROTARY_FP8, 2 * 48 + 80}};
-    for (int i = 0; i < 2; i++) {
-        struct setup bf16 = setup_of(cases[i].options, ""), fp8 = setup_of(cases[i].options, TENSORWISE);
+    } cases[] = {{SMALL_FP8 "--num-attention-heads 3 ", TENSORWISE, 6 * 48},
+                 {ROTARY_FP8, TENSORWISE, 2 * 48 + 80},
+                 {SMALL_FP8 "--num-attention-heads 3 ", TENSORWISE FORWARD, 6 * 48 + 3 * 48 + 48},
+                 {ROTARY_FP8, DELAYED FULL, 2 * 48 + 80 + 8 * 16 + 4 * 16},
+                 {ROTARY_FP8 "--qk-layernorm ", DELAYED FULL, 2 * 48 + 80 + 8 * 16 + 4 * 16}};
+    for (int i = 0; i < (ATTENTION_FORMS > 0 ? 5 : 2); i++) {
+        struct setup bf16 = setup_of(cases[i].options, ""), fp8 = setup_of(cases[i].options, cases[i].recipe);
         assert_int_equal(kept_bytes(bf16.model) - kept_bytes(fp8.model),
                          cases[i].saved * bf16.model->shape.L * bf16.tokens);
         setup_free(&bf16);
@@ -190,6 +212,10 @@ static bool preset_takes_blocks(const char *preset) {
     return c.model.hidden_size % 128 == 0 && c.model.ffn_hidden_size % 128 == 0 && attention % 128 == 0 &&
            (attention + keys) % 128 == 0;
 }
+static bool preset_has_a_window(const char *preset) {
+    const struct config c = config_of_options("--preset", preset);
+    return config_window(&c) > 0;
+}
 static void each_presets_peak_is_below_that_of_bf16(void **state) {
     static const char *const with[] = {TENSORWISE, DELAYED, BLOCKWISE};
     struct device dev;
@@ -203,6 +229,12 @@ static void each_presets_peak_is_below_that_of_bf16(void **state) {
             const size_t peak = peak_of(name, with[k], &dev);
             if (peak >= without)
                 fail_msg("%s%s: the peak of %zu bytes is not below bf16's %zu", name, with[k], peak, without);
+            if (k == 2 || ATTENTION_FORMS == 0 || preset_has_a_window(name))
+                continue;
+            const size_t with_attention = peak_of(name, joined(with[k], k == 0 ? FULL : FORWARD), &dev);
+            if (with_attention >= peak)
+                fail_msg("%s%s: attention in FP8 raises the peak from %zu bytes to %zu", name, with[k], peak,
+                         with_attention);
         }
     }
     matmul_destroy(dev.matmul);
@@ -211,7 +243,7 @@ static void each_presets_peak_is_below_that_of_bf16(void **state) {
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
 // Checks the case of TransformerEngine's issue 1935: delayed scales under full recomputation.
 static void steps_allocate_nothing(void **state) {
-    struct setup s = setup_of(ROTARY_FP8, DELAYED "--recompute-granularity full");
+    struct setup s = setup_of(ROTARY_FP8, DELAYED FULL "--recompute-granularity full");
     struct outcome o = two_steps(&s);
     outcome_free(&o);
     const struct mallinfo2 before = mallinfo2();
@@ -240,6 +272,7 @@ static void threads_change_no_bit(void **state) {
     threads_change_no_bit_of(GPT2_FP8, DELAYED);
     threads_change_no_bit_of(ROTARY_FP8, TENSORWISE);
     threads_change_no_bit_of(wide_forms[0], BLOCKWISE);
+    threads_change_no_bit_of(ROTARY_FP8, DELAYED FULL);
 }
 #endif
 
@@ -314,11 +347,11 @@ static void step_of(struct setup *s, int step) {
 }
 // Checks that after each step a scale is the largest finite value over the largest amax of the last three steps, halved
 // by the margin. The history has the larger amax of the two micro-batches.
-static void scales_follow_the_history(void **state) {
+static void scales_follow_the_history_of(const char *recipe) {
     enum { LENGTH = 3, STEPS = 5 };
-    struct setup s = setup_of(ROTARY_FP8, DELAYED);
+    struct setup s = setup_of(ROTARY_FP8, recipe);
     struct fp8_state *f = &s.model->fp8;
-    const int n = fp8_num_tensors(f);
+    const int n = fp8_num_tensors(f), linears = s.model->shape.L * FP8_KINDS;
     float *seen = (float *)test_alloc((size_t)STEPS * (size_t)n * sizeof *seen);
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < n; i++)
@@ -338,12 +371,19 @@ static void scales_follow_the_history(void **state) {
             for (int k = step; k >= 0 && k > step - LENGTH; k--)
                 largest = seen[k * n + i] > largest ? seen[k * n + i] : largest;
             assert_true(seen[step * n + i] > 0 && f->history[i * LENGTH] == seen[step * n + i]);
-            assert_true(f->scales[i].delayed ==
-                        fp8_largest(fp8_format_of(f, (enum fp8_operand)(i % FP8_OPERANDS))) / largest / 2);
+            const bool gradient =
+                i < linears ? i % FP8_OPERANDS == FP8_GRADIENT : (i - linears) / s.model->shape.L >= FP8_ATTENTION_DOUT;
+            assert_true(f->scales[i].delayed == (gradient ? 57344.0f : 448.0f) / largest / 2);
         }
+        assert_int_equal(f->calibrates, false);
     }
     free(seen);
     setup_free(&s);
+}
+static void scales_follow_the_history(void **state) {
+    scales_follow_the_history_of(DELAYED);
+    if (ATTENTION_FORMS > 0)
+        scales_follow_the_history_of(DELAYED FULL);
 }
 
 // Checks that validation between steps changes nothing.
@@ -389,15 +429,15 @@ static void skipped_steps_leave_no_trace(void **state) { for_each_form_or_delaye
 
 // Checks that a state that is moved through the host's memory into another model gives the same bits there, and that
 // without it the bits are others.
-static void the_state_of_scales_can_be_moved(void **state) {
-    struct setup a = setup_of(ROTARY_FP8, DELAYED);
+static void the_state_can_be_moved(const char *recipe) {
+    struct setup a = setup_of(ROTARY_FP8, recipe);
     float *scales = (float *)test_alloc((size_t)fp8_state_floats(&a.model->fp8) * sizeof *scales);
     for (int step = 0; step < 4; step++)
         step_of(&a, step);
     fp8_state_download(&a.model->fp8, scales, a.dev);
     const size_t bytes = (size_t)a.model->table.trained.flat * sizeof(float);
     for (int with = 0; with < 2; with++) {
-        struct setup b = setup_of(ROTARY_FP8, DELAYED);
+        struct setup b = setup_of(ROTARY_FP8, recipe);
         copy_states(b.model, a.model);
         if (with)
             fp8_state_upload(&b.model->fp8, scales, b.dev);
@@ -407,6 +447,14 @@ static void the_state_of_scales_can_be_moved(void **state) {
     }
     free(scales);
     setup_free(&a);
+}
+
+static void the_state_of_scales_can_be_moved(void **state) {
+    the_state_can_be_moved(DELAYED);
+    if (ATTENTION_FORMS > 0) {
+        the_state_can_be_moved(DELAYED FULL);
+        the_state_can_be_moved(TENSORWISE FULL);
+    }
 }
 
 // Checks that each kind of tensor of each layer was cast: its scale is set, and the counts are of all these tensors.
@@ -420,6 +468,13 @@ static void each_kind_of_tensor_is_cast(const char *shape, const char *recipe) {
             const struct fp8_scale *scale = &f->scales[l * FP8_KINDS + i];
             if ((scale->scale > 0) != fp8_has_layer(f, l))
                 fail_msg("%s%s: layer %d, tensor %d has the scale %g", shape, recipe, l, i, (double)scale->scale);
+        }
+    for (int l = 0; l < s.model->shape.L; l++)
+        for (int t = 0; t < f->attention_tensors; t++) {
+            const struct fp8_scale *scale = fp8_attention_scale(f, l, (enum fp8_attention_tensor)t);
+            if ((scale->scale > 0 && scale->amax > 0) != fp8_has_layer(f, l))
+                fail_msg("%s%s: layer %d, attention's tensor %d has the scale %g", shape, recipe, l, t,
+                         (double)scale->scale);
         }
     setup_free(&s);
 }
