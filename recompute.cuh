@@ -118,9 +118,10 @@ static const char *const module_names[NUM_MODULES] = {
 // ROWS_OF is what a product that is computed again is made from. The product reads its input's row form. FP8 keeps only
 // the column form: then the input is made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
-#define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
-// Attention reads QKV, but where q and k are normed QKN; the norm's backward then reads QKV.
+//
+// UNNORMED: attention reads QKV, but where q and k are normed QKN; the norm's backward then reads QKV.
 #define ELEMENTS_UNNORMED (s->qk_statistics ? ELEMENTS_FLOATX : ELEMENTS_ATTENTION)
+#define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, INPUT, s->C * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)             \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, FP32, s->norm_before * s->norm_statistics, 0, s->C * s->x,        \

@@ -109,11 +109,11 @@ static void attend(struct at at) {
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
         return;
     phase_at(at, forward_group(at.pass), "attention");
+    const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
     if (attends_in_fp8(m, at.pass, at.l)) {
-        attend_in_fp8(at);
+        attend_in_fp8(at, att);
         return;
     }
-    const struct sink att = input_sink(at, LINEAR_ATT_PROJ);
     const floatX *qkv = attention_input(m, at.pass, at.l);
     if (generates(at.pass))
         attention_with_cache(m, at.pass, at.l, att, qkv);

@@ -85,8 +85,8 @@ struct fp8_delayed {
     struct fp8_delay delay;
     struct fp8_scales_order order; // of these
 };
-// Returns the scales that follow from histories: with delayed scales all; else of attention, full, those of dS, which
-// are needed while dS is made, by the last step's amax.
+// Returns the scales that follow from histories: with delayed scales all; else dS's of attention in full FP8,
+// which are needed while dS is made, by the last step's amax.
 static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;

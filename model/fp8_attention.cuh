@@ -77,17 +77,17 @@ static void cast_attention_input(struct at at) {
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
-// Computes attention in FP8, in this phase. Recomputation takes the scales that the first forward has left.
-static void attend_in_fp8(struct at at) {
+// Computes attention in FP8, in this phase, into ACT_ATT, or where scales are not delayed into att (N, H D).
+// Recomputation takes the scales that the first forward has left.
+static void attend_in_fp8(struct at at, struct sink att) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
     const struct fp8_attention_demands demands = fp8_attention_demands_of(&m->config);
     fp8 *out8 = a.outputs_in_fp8 ? (fp8 *)activation_memory(m, at.pass, at.l, ACT_ATT) : NULL;
-    floatX *out = a.outputs_in_fp8 ? NULL : fp8_linear_input(at, LINEAR_ATT_PROJ);
     float *lse = (float *)activation_memory(m, at.pass, at.l, ACT_SOFTMAX);
     const fp8 *codes = attention_codes(m, at.pass, at.l);
     void *ws = workspace(m, fp8_attention_forward_workspace_bytes(a.shape, demands, m->dev));
-    RUN(m, fp8_attention_forward(out8, out, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
+    RUN(m, fp8_attention_forward(out8, att.data, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
 }
 
 // Returns the gradient of attention's output in FP8, (N, H D); NULL when planning.

@@ -52,11 +52,18 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Returns an FP8 layer's input, (rows, inputs) in floatX, kept or until its cast; NULL when planning.
+// Whether attention itself writes the projection's input in FP8, by a scale that is known before.
+static bool attention_writes_fp8(struct at at, enum linear linear) {
+    return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
+}
+// Returns an FP8 layer's input, (rows, inputs) in floatX, kept or until its cast; NULL when planning, and where attention
+// writes FP8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
         return rows_of(source.below ? at_below(at) : at, source.id);
+    if (attention_writes_fp8(at, linear))
+        return NULL;
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
 }
@@ -117,7 +124,7 @@ static void cast_input(struct at at, enum linear linear) {
             return;
         break;
     case INPUT_ROWS:
-        if (!produces(at, 1u << source.id) || fp8_is_delayed(&m->fp8)) // else attention has written the row form
+        if (!produces(at, 1u << source.id) || attention_writes_fp8(at, linear))
             return;
         break;
     }

@@ -5,7 +5,7 @@
 
 static const char FP8_ATTENTION_ABSENT[] = "is not built in for GPUs yet: leave out --fp8-dot-product-attention";
 
-// Without an open GPU, answers for the planned one, of compute capability 9.0 where none is named.
+// Writes the reason for the planned GPU where none is open: of compute capability 9.0 where none is named.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev) {
     struct compute_capability gpu = dev->planned;

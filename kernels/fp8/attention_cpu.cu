@@ -1,6 +1,6 @@
 // FP8 attention on the CPU (kernels/fp8/attention.cuh), the reference of what GPUs compute. Blocks, strips, tiles and
-// units of work are those of flash attention (kernels/attention/cpu.cu). Codes are decoded to their values without the
-// scale, which bf16 holds exactly, so that the bf16 products multiply them; scales come in as factors of sums in fp32.
+// units of work are flash attention's (kernels/attention/cpu.cu). Codes are decoded to their values without the scale,
+// which bf16 holds exactly, so that the bf16 products multiply them; scales come in as factors of sums in fp32.
 //
 // P is rounded after it is normalized, so that a strip of queries needs its maximum and its sum before the first value
 // of P. Of the last KEPT_PANELS panels that a strip sees the scores stay on the stack in between; of panels before
@@ -410,8 +410,8 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queri
 struct fp8_factors {
     float score_log2, dp, ds;
 };
-// P8^T and dS8^T of one block, from scores, dO8 v8, lse and D: P8 as a left operand, dS8 as a left and a right one; in
-// fp32 the two are one, ds_right. lse_log2 is less by log2 256. Returns the larger of `largest` and the magnitudes of
+// Computes P8^T and dS8^T of one block from scores, dO8 v8, lse and D: P8 as a left operand, dS8 as a left and a right
+// one; in fp32 the two are one, ds_right. lse_log2 is less by log2 256. Returns the larger of `largest` and the magnitudes of
 // 256 P (dP - D).
 ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
                                           void *ds_left, void *ds_right, const float *scores, const float *dp,

@@ -21,8 +21,8 @@ struct fp8_scales_order {
 };
 
 __BEGIN_DECLS
-// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0, or that of a
-// linear layer's weight becomes weight_amaxes[i / 3], where these are given.
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0; the
+// amax of a linear layer's weight becomes weight_amaxes[i / 3], where these are given.
 void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       const uint32_t *weight_amaxes, // (linears / 3); NULL: none is given
                       int linears,                   // as in struct fp8_scales_order
