@@ -168,6 +168,17 @@ class Options(Case):
         self.refused(*fp8, "--fp8-recipe", "blockwise", "--ffn-hidden-size", 3088, words=["--ffn-hidden-size", "128", "tensorwise"])
         self.refused("--plan", "--fp8-recipe", "delayed", words=["--fp8-recipe delayed", "add --fp8-format"])
 
+    def test_attention_in_fp8_names_what_it_does_not_have(self):
+        fp8 = ["--plan", "--preset", "gpt2-124m", "--fp8-format", "hybrid", "--fp8-dot-product-attention"]
+        self.refused(*fp8[:3], "--fp8-dot-product-attention", "full", words=["needs --fp8-format", "leave it out"])
+        self.refused(*fp8, "full", "--attention-dropout", 0.1, words=["--attention-dropout", "set it to 0"])
+        self.refused(*fp8, "full", "--kv-channels", 24, "--num-attention-heads", 16, words=["multiples of 16", "--kv-channels"])
+        self.refused(*fp8, "full", "--plan-gpu", "RTX4090", words=["compute capability 9.0 or 10.x", "8.9", "leave"])
+        self.refused(*fp8, "forward", "--plan-gpu", "H200", words=["--fp8-recipe delayed"])
+        self.refused(*fp8, "full", "--plan-gpu", "H200", "--fp8-recipe", "delayed", words=["heads of 128, not 64", "take forward"])
+        self.refused(*fp8, "full", "--plan-gpu", "H200", "--fp8-recipe", "delayed", "--kv-channels", 128,
+                     words=["--deterministic-mode=false"])
+
     def test_fp8_chooses_bf16_and_the_report_says_what_it_is_of(self):
         plain, fp8 = (run("--plan=full", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))
         self.assertEqual((fp8.returncode, fp8.stderr), (0, ""))
@@ -188,7 +199,7 @@ class Options(Case):
         self.refused("--plan", "--main-params-dtype", "bf16", "--precision", "fp32", words=["fp32", "leave --main-params-dtype out"])
         self.refused("--plan", "--eval-only", "--val-data", "x", "--offload-gradients", words=["does not train"])
         self.refused("--plan", "--plan-gpu", "Voodoo 2", words=["Voodoo 2", "H100"])
-        self.refused("--plan-gpu", "H100", words=["--plan"])
+        self.refused("--plan-gpu", "H200", words=["--plan"])
         selective = ["--plan", "--recompute-granularity", "selective", "--recompute-layer-modules"]
         for wrong in ["norm", "norm:", "norm:3-1", "norm:0;", "nrm:0", ":0", "norm:0-12"]:
             self.refused(*selective, wrong, words=["--recompute-layer-modules"])

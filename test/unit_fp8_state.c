@@ -6,15 +6,27 @@
 #include "test/testing.h"         // cmocka
 
 enum { LAYERS = 3, STEPS = 2, SCALES = LAYERS * FP8_KINDS, FLOATS = SCALES * (1 + STEPS) };
+enum { MOST_SCALES = SCALES + LAYERS * FP8_ATTENTION_TENSORS, MOST_FLOATS = MOST_SCALES * (1 + STEPS) };
 
 static struct device dev;
 
 // Delayed scales of the middle one of three layers, whose values tell their places.
 struct delayed {
     struct fp8_state f;
-    struct fp8_scale scales[SCALES];
-    float history[SCALES * STEPS];
+    struct fp8_scale scales[MOST_SCALES];
+    float history[MOST_SCALES * STEPS];
 };
+// Sets attention to FP8, and its scales and histories to values that tell their places.
+static void delayed_begin_attention(struct delayed *d, enum config_fp8_attention attention, float unit) {
+    d->f.attention = attention;
+    d->f.attention_tensors = fp8_attention_tensors_of(&d->f);
+    for (int i = SCALES; i < SCALES + LAYERS * d->f.attention_tensors; i++)
+        d->scales[i].delayed = unit * (float)(i + 1);
+    d->scales[fp8_index(1, LINEAR_ATT_PROJ, FP8_INPUT)].delayed = unit; // attention's output
+    const struct fp8_delayed delayed = fp8_delayed_scales(&d->f);
+    for (int i = 0; i < delayed.count * delayed.delay.length; i++)
+        d->history[i] = unit * (float)(7 * i + 1);
+}
 static void delayed_begin(struct delayed *d, float unit) {
     memset(d, 0, sizeof *d);
     d->f.recipe = FP8_RECIPE_DELAYED;
@@ -40,15 +52,18 @@ static bool delayed_are_equal(const struct delayed *a, const struct delayed *b) 
 // A file of the two tensors, after `damage` has changed what is to be written; entries without a name are left out.
 struct file {
     struct safetensors_tensor entries[FP8_TENSORS];
-    float values[FLOATS];
+    float values[MOST_FLOATS];
 };
 static void write_file(char path[TEST_PATH], const struct delayed *d, void (*damage)(struct file *)) {
     struct file file;
     struct safetensors_layout layout;
     struct error_text error;
     int count = 0;
-    for (int t = 0; t < FP8_TENSORS; t++)
+    for (int t = 0; t < FP8_TENSORS; t++) {
         file.entries[t] = fp8_tensor_entry(&d->f, (enum fp8_tensor)t, t);
+        if (fp8_tensor_values(&d->f, (enum fp8_tensor)t) == 0)
+            file.entries[t].name = NULL;
+    }
     fp8_state_download(&d->f, file.values, &dev);
     if (damage)
         damage(&file);
@@ -87,6 +102,52 @@ static void delayed_scales_come_back_from_a_file(void **state) {
     assert_null(load_file(&loaded, &found, path, &error));
     assert_true(found && delayed_are_equal(&saved, &loaded));
     unlink(path);
+}
+
+// Checks that attention's scales and histories come back: all with delayed scales, dS's with current ones. A run with
+// other scales of attention than the file's loads only those of linear layers.
+static void attentions_scales_come_back_from_a_file(void **state) {
+    static const struct {
+        int length;
+        enum config_fp8_attention saved, loaded;
+        bool found;
+    } cases[] = {
+        {STEPS, FP8_ATTENTION_FULL, FP8_ATTENTION_FULL, true},
+        {STEPS, FP8_ATTENTION_FORWARD, FP8_ATTENTION_FORWARD, true},
+        {0, FP8_ATTENTION_FULL, FP8_ATTENTION_FULL, true},
+        {STEPS, FP8_ATTENTION_FULL, FP8_ATTENTION_FORWARD, false},
+        {STEPS, FP8_ATTENTION_NONE, FP8_ATTENTION_FULL, false},
+        {STEPS, FP8_ATTENTION_FULL, FP8_ATTENTION_NONE, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct delayed saved, loaded, before;
+        struct error_text error;
+        char path[TEST_PATH];
+        bool found;
+        test_case_without_seed("case %d", (int)i);
+        delayed_begin(&saved, 1);
+        delayed_begin(&loaded, 0);
+        saved.f.delay.length = loaded.f.delay.length = cases[i].length;
+        delayed_begin_attention(&saved, cases[i].saved, 1);
+        delayed_begin_attention(&loaded, cases[i].loaded, 0);
+        before = loaded;
+        write_file(path, &saved, NULL);
+        assert_null(load_file(&loaded, &found, path, &error));
+        assert_int_equal(found, cases[i].found);
+        const struct fp8_delayed delayed = fp8_delayed_scales(&loaded.f);
+        for (int j = 0; j < delayed.count; j++) {
+            const int at = delayed.first + j;
+            const bool comes = at < SCALES || cases[i].saved == cases[i].loaded;
+            assert_true(loaded.scales[at].delayed == (comes ? saved.scales[at].delayed : 0));
+            for (int k = 0; k < delayed.delay.length; k++)
+                assert_true(loaded.history[j * delayed.delay.length + k] ==
+                            (comes ? saved.history[j * delayed.delay.length + k] : 0));
+        }
+        for (int at = 0; at < delayed.first; at++)
+            assert_memory_equal(&loaded.scales[at], &before.scales[at], sizeof *loaded.scales);
+        assert_int_equal(loaded.f.calibrates, loaded.f.attention == FP8_ATTENTION_FULL && !cases[i].found);
+        unlink(path);
+    }
 }
 
 static void a_run_without_delayed_scales_ignores_them(void **state) {
@@ -244,6 +305,15 @@ static void the_report_says_what_is_in_fp8(void **state) {
     describe("--plan --fp8-format hybrid --fp8-recipe delayed", false,
              "hybrid, delayed by the last step's amax: inputs and weights in E4M3, gradients in E5M2, in the linear "
              "layers of 12 of 12 layers; attention, norms, embedding and head in bf16; sums in fp32");
+    describe("--plan --fp8-format hybrid --fp8-dot-product-attention full", false,
+             "hybrid, tensorwise: inputs and weights in E4M3, gradients in E5M2, in the linear layers of 12 of 12 "
+             "layers; attention in FP8, forward and backward; norms, embedding and head in bf16; sums in fp32");
+    setenv("NVTE_FP8_DPA_BWD", "0", 1);
+    describe("--plan --fp8-format hybrid --fp8-dot-product-attention full", false,
+             "hybrid, tensorwise: inputs and weights in E4M3, gradients in E5M2, in the linear layers of 12 of 12 "
+             "layers; attention's forward in FP8, its backward in bf16 of FP8's values, by NVTE_FP8_DPA_BWD=0 in the "
+             "environment; norms, embedding and head in bf16; sums in fp32");
+    unsetenv("NVTE_FP8_DPA_BWD");
     describe("--fp8-format hybrid --eval-only --init-from m --val-data v", true,
              "not used: validation and generation compute without it");
 }
@@ -251,6 +321,7 @@ static void the_report_says_what_is_in_fp8(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(delayed_scales_come_back_from_a_file),
+        cmocka_unit_test(attentions_scales_come_back_from_a_file),
         cmocka_unit_test(a_run_without_delayed_scales_ignores_them),
         cmocka_unit_test(a_file_without_histories_leaves_them_empty),
         cmocka_unit_test(damaged_scales_are_refused_and_change_nothing),

@@ -700,10 +700,15 @@ static void first_and_last_layers_may_stay_in_bf16(void **state) {
 
 static void options_of_fp8_that_nothing_uses_are_refused(void **state) {
     static const char *const without_format[] = {
-        "--fp8-recipe delayed",        "--fp8-margin 1",
-        "--fp8-amax-history-len 16",   "--fp8-amax-compute-algo max",
-        "--fp8-fast-accumulation all", "--first-last-layers-bf16",
-        "--num-layers-at-end-in-bf16", "--num-layers-at-start-in-bf16",
+        "--fp8-recipe delayed",
+        "--fp8-margin 1",
+        "--fp8-amax-history-len 16",
+        "--fp8-amax-compute-algo max",
+        "--fp8-fast-accumulation all",
+        "--first-last-layers-bf16",
+        "--num-layers-at-end-in-bf16",
+        "--num-layers-at-start-in-bf16",
+        "--fp8-dot-product-attention full",
     };
     for (size_t i = 0; i < sizeof without_format / sizeof *without_format; i++) {
         char words[128], name[64];
@@ -735,6 +740,45 @@ static void what_fp8_does_not_have_is_named(void **state) {
     assert_config_rejects(FP8 "--fp8-param-gather", "unknown option --fp8-param-gather|the nearest is --");
     assert_config_rejects(FP8 "--fp8-amax-history-len 0", "--fp8-amax-history-len: '0' is out of range");
     assert_config_rejects(FP8 "--fp8-margin -1", "--fp8-margin: '-1' is out of range");
+}
+
+// Checks what attention in FP8 is by default and by the environment, and that what it does not have is refused with the
+// option to change.
+static void attention_in_fp8_is_asked_for_and_names_what_it_does_not_have(void **state) {
+#define FP8_ATTENTION FP8 "--fp8-dot-product-attention full "
+    struct command command;
+    struct config c = configure(&command, FP8);
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_NONE);
+    c = configure(&command, FP8_ATTENTION);
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_FULL);
+    setenv("NVTE_FP8_DPA_BWD", "0", 1);
+    c = configure(&command, FP8_ATTENTION);
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_FORWARD);
+    c = configure(&command, FP8);
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_NONE);
+    setenv("NVTE_FP8_DPA_BWD", "1", 1);
+    c = configure(&command, FP8_ATTENTION);
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_FULL);
+    setenv("NVTE_FP8_DPA_BWD", "no", 1);
+    configure(&command, FP8); // which does not ask
+    assert_config_rejects(FP8_ATTENTION, "NVTE_FP8_DPA_BWD=no|expected 0|or 1|unset it");
+    unsetenv("NVTE_FP8_DPA_BWD");
+    configure(&command, "--plan --fp8-dot-product-attention none");
+    assert_config_rejects(FP8 "--fp8-dot-product-attention true", "'true'|none, forward or full");
+    assert_config_rejects(FP8_ATTENTION "--fp8-recipe blockwise", "--fp8-recipe blockwise|delayed or tensorwise");
+    static const char *const lacks[][2] = {
+        {"--attention-dropout 0.1", "--attention-dropout: set it to 0"},
+        {"--window-size 16", "--window-size: set it to none"},
+        {"--reset-attention-mask", "--reset-attention-mask: leave it out"},
+        {"--attn-logit-softcapping 30", "--attn-logit-softcapping: set it to 0"},
+        {"--attention-backend unfused", "--attention-backend unfused: take auto"},
+    };
+    for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++) {
+        char words[256], says[256];
+        snprintf(words, sizeof words, FP8_ATTENTION "%s", lacks[i][0]);
+        snprintf(says, sizeof says, "does not go with %s|leave --fp8-dot-product-attention out", lacks[i][1]);
+        assert_config_rejects(words, says);
+    }
 }
 
 static void fp8_takes_bf16_and_sizes_that_its_products_have(void **state) {
@@ -1376,6 +1420,7 @@ int main(void) {
         cmocka_unit_test(first_and_last_layers_may_stay_in_bf16),
         cmocka_unit_test(options_of_fp8_that_nothing_uses_are_refused),
         cmocka_unit_test(what_fp8_does_not_have_is_named),
+        cmocka_unit_test(attention_in_fp8_is_asked_for_and_names_what_it_does_not_have),
         cmocka_unit_test(fp8_takes_bf16_and_sizes_that_its_products_have),
         cmocka_unit_test(runs_that_do_not_train_ignore_what_fp8_needs),
         cmocka_unit_test(windows_are_counted_with_the_query),
