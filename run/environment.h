@@ -22,6 +22,7 @@ static const struct environment_variable environment_variables[] = {
     {"NVTE_FLASH_ATTN", "1", "attention's backend"},
     {"NVTE_FUSED_ATTN", "1", "attention's backend"},
     {"NVTE_UNFUSED_ATTN", "1", "attention's backend"},
+    {"NVTE_FP8_DPA_BWD", "1", "whether attention's backward is in FP8"},
     {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", NULL, "the form of cuDNN's backward"},
     {"CUDNN_LIB_CONFIG", NULL, "which engines cuDNN has"},
     {"NVIDIA_TF32_OVERRIDE", NULL, "TF32 in cuBLASLt and cuDNN"},

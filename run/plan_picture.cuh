@@ -49,6 +49,7 @@ static const char *plan_category_color(const char *category) {
         {"fp8 weight", "#d7b5a6"},
         {"fp8 gradients", "#79706e"},
         {"fp8 sources", "#8cd17d"},
+        {"fp8 attention", "#499894"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].category, category) == 0)

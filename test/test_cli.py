@@ -90,7 +90,7 @@ class Options(Case):
         self.assertEqual(result.returncode, 0)
         self.assertEqual(result.stderr, "")
         for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset",
-                     "NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0", "NVTE_UNFUSED_ATTN=0"]:
+                     "NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0", "NVTE_UNFUSED_ATTN=0", "NVTE_FP8_DPA_BWD=0"]:
             self.assertIn(name, result.stdout)
 
     def test_an_option_without_a_name_lists_what_there_is(self):
@@ -178,6 +178,16 @@ class Options(Case):
         self.refused(*fp8, "full", "--plan-gpu", "H200", "--fp8-recipe", "delayed", words=["heads of 128, not 64", "take forward"])
         self.refused(*fp8, "full", "--plan-gpu", "H200", "--fp8-recipe", "delayed", "--kv-channels", 128,
                      words=["--deterministic-mode=false"])
+
+    def test_attention_in_fp8_saves_the_bytes_of_the_page(self):
+        """A byte an element of q, k, v and the output; but for the scales, and blocks that begin at multiples of 256 bytes."""
+        shape = ["--plan=full", "--plan-gpu", "H200", "--preset", "llama3-8b", "--micro-batch-size", 1, "--global-batch-size", 1,
+                 "--seq-length", 8192, "--fp8-format", "hybrid", "--fp8-recipe", "delayed"]
+        peaks = [int(re.search(r"^  peak .* ([0-9,]+) 100\.0 %$", run(*shape, *more).stdout, re.M).group(1).replace(",", ""))
+                 for more in ([], ["--fp8-dot-product-attention", "forward"],
+                              ["--fp8-dot-product-attention", "full", "--deterministic-mode=false"])]
+        for peak in peaks[1:]:
+            self.assertLess(abs(peaks[0] - peak - 32 * 8192 * (4096 + 2 * 1024 + 4096)), 1 << 16)
 
     def test_fp8_chooses_bf16_and_the_report_says_what_it_is_of(self):
         plain, fp8 = (run("--plan=full", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))
