@@ -657,6 +657,7 @@ int main(void) {
         cmocka_unit_test(scales_are_settled),
         cmocka_unit_test(what_is_not_taken_is_refused_by_name),
     };
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1); // the tests read what ops write
     device_open(&dev, 0, false);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
