@@ -154,6 +154,11 @@ $(foreach p,fp32 bf16,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c))
 EMU_OPS_bf16 = $(EMULATE) $(PRECISION_bf16)
 EMU_OPS_fp32 = $(EMULATE) $(TEST_FLAGS) $(PRECISION_fp32)
 $(foreach p,fp32 bf16,$(call ops,emu_$p,$$(EMU_OPS_$p) -x c++))
+# The emulator itself, which is of no precision: each engine and each test's program links it.
+EMULATOR := $(B)/emu/emulator.o
+$(EMULATOR): test/emu/emulator.cpp $(B)/build-with
+	$(call made,$(EMULATE) -c)
+$(B)/ops/emu_fp32.a $(B)/ops/emu_bf16.a: $(EMULATOR)
 # $(call made_by_nvcc,COMMAND): the recipe of an op by nvcc. It prints the seconds taken, and leaves what ptxas says of
 # registers and spills beside the object.
 define made_by_nvcc
@@ -192,7 +197,7 @@ $(call quietly,LD,$(@:$(B)/%=%))$(CC) -r -nostdlib -Wl,--force-group-allocation 
 endef
 $(B)/engine_%.o: $(B)/host_%.o $(call ops_objects,%)
 	$(merged)
-$(B)/emu/engine_cuda_%.o: $(B)/emu/host_cuda_%.o $(call ops_objects,emu_%)
+$(B)/emu/engine_cuda_%.o: $(B)/emu/host_cuda_%.o $(call ops_objects,emu_%) $(EMULATOR)
 	$(merged)
 $(B)/host_cpu_%.o: train_gpt.c $(B)/build-with
 	$(call made,$(COMPILE) $(HOST_FLAGS) -DENGINE=train_cpu_$* $(PRECISION_$*) -c)

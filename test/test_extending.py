@@ -21,7 +21,7 @@ from environment import ROOT, in_long_run
 PAGE = ROOT + "/docs/extending.md"
 ADDED = "test/extending"  # whole files that sections add
 SOURCES = ["Makefile", "scripts", "test", "config", "formats", "kernels", "memory", "model", "optimizer", "run", "runtime", "zero"]
-REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
+REUSED = ("build-with*", "commit.c", "linked-for", "library", "library.a", "sanitized", "emu/emulator*", "ops/cpu_fp32*", "ops/cpu_bf16*", "ops/emu_bf16*")
 NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
 # At most so many files and places, tests and what a section needs apart: what the design promises.
 MAX = {"An activation function": (5, 6), "A parameter of each layer": (4, 7), "A module of --recompute-modules": (1, 2), "A position bias inside attention": (3, 4),

@@ -1,4 +1,4 @@
-// The model of what is asynchronous on sm_90a, for kernels/ptx_sm90.cuh: mbarriers, TMA and bulk copies, wgmma, named
+// The model of what is asynchronous on sm_90a, behind test/emu/sm90.h: mbarriers, TMA and bulk copies, wgmma, named
 // barriers, setmaxnreg, and the order among blocks. clocks.h holds which thread has seen what. The model is stricter
 // than a GPU:
 //
@@ -18,17 +18,12 @@
 // - A block that asks by load_acquire for what others did is told the current value, often too early. When it asks
 //   again, all blocks of lower index are done first. A value that it still waits for then never comes.
 #pragma once
-#include <deque>   // std::deque
-#include <sched.h> // sched_yield
-#include <vector>  // std::vector
-
-struct emu_tensor_map {
-    alignas(64) char *base;
-    uint64_t dims[5], strides[4]; // dims: innermost first; strides: bytes
-    uint32_t rank, chunks;        // chunks: 16-byte pieces that the swizzle spans; 1: no swizzle
-    uint16_t box[5];
-};
-static_assert(sizeof(struct emu_tensor_map) == 128, "a tensor map has 128 bytes");
+#include "test/emu/clocks.h" // emu_seen, emu_clocks_begin
+#include "test/emu/fibers.h" // emu_next, emu_run_block
+#include "test/emu/sm90.h"   // struct emu_tensor_map, struct emu_wgmma
+#include <deque>             // std::deque
+#include <sched.h>           // sched_yield
+#include <vector>            // std::vector
 
 // A copy between shared memory and a box, or a range, of global memory. It holds a copy of the map: the map is a
 // parameter of the kernel, which on the host ends with the thread that began the transfer, while the transfer may run
@@ -86,13 +81,6 @@ struct emu_thread {
     struct emu_accumulator accumulators[EMU_ACCUMULATORS];
     struct emu_operand operands[EMU_OPERANDS];
     int num_accumulators, num_operands;
-};
-struct emu_wgmma {
-    float *acc;
-    const uint32_t *a_registers;
-    uint64_t a, b;
-    int n;
-    bool transposed_a, transposed_b, accumulate;
 };
 struct emu_wgmma_issued {
     struct emu_wgmma op;
@@ -281,7 +269,7 @@ static void emu_store_out(struct emu_bulk *bulk) {
 
 // --- mbarriers ----------------------------------------------------------------------------------------------------
 
-static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
+void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
     emu_async_begin();
     struct emu_async *a = emu->async;
     if (address % 8 != 0)
@@ -302,7 +290,7 @@ static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
     for (uint32_t i = 0; i < 8; i += 4)
         emu_mark_at(address + i)->barrier = (uint16_t)a->barriers.size();
 }
-static inline void emu_mbarrier_init_fence(void) {
+void emu_mbarrier_init_fence(void) {
     emu_async_begin();
     for (struct emu_mbarrier &barrier : emu->async->barriers)
         barrier.fenced = barrier.fenced || barrier.initializer == emu->current;
@@ -347,7 +335,7 @@ static void emu_mbarrier_try(struct emu_mbarrier *barrier) {
             barrier->unseen++;
         }
 }
-static inline void emu_mbarrier_arrive(uint32_t address, uint32_t bytes) {
+void emu_mbarrier_arrive(uint32_t address, uint32_t bytes) {
     struct emu_mbarrier *barrier = emu_mbarrier_at(address, "arrives");
     if (barrier->pending == 0)
         emu_report("arrives at the mbarrier at shared address %d, all of whose %u arrivals this phase has had",
@@ -357,7 +345,7 @@ static inline void emu_mbarrier_arrive(uint32_t address, uint32_t bytes) {
     emu_clocks_join(barrier->gathered.data(), emu->current);
     emu_mbarrier_try(barrier);
 }
-static inline void emu_mbarrier_wait(uint32_t address, uint32_t parity) {
+void emu_mbarrier_wait(uint32_t address, uint32_t parity) {
     struct emu_mbarrier *barrier = emu_mbarrier_at(address, "waits");
     if (parity > 1)
         emu_report("waits at an mbarrier for parity %u", parity);
@@ -411,18 +399,16 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     barrier->loads.push_back(*load);
     emu_mbarrier_try(barrier);
 }
-// Policies of the L2 cache as createpolicy makes them on sm_90; a copy's hint must be one of them.
-enum : uint64_t { EMU_EVICT_FIRST = 0x12f0000000000000u, EMU_EVICT_LAST = 0x14f0000000000000u };
-static void emu_check_policy(uint64_t policy, const char *what) {
+void emu_check_policy(uint64_t policy, const char *what) {
     if (policy != EMU_EVICT_FIRST && policy != EMU_EVICT_LAST)
         emu_report("%s with %#llx for a policy of the L2 cache, which createpolicy did not make", what,
                    (unsigned long long)policy);
 }
-static void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
+void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
     struct emu_bulk load = emu_box(map, to, c0, c1, c2, c3, "a TMA load");
     emu_load_begin(&load, barrier, "a TMA load");
 }
-static void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
     struct emu_bulk load = emu_range(from, to, bytes);
     emu_load_begin(&load, barrier, "a bulk load");
 }
@@ -446,20 +432,20 @@ static void emu_store_begin(struct emu_bulk *store, const char *what) {
     emu_check_global(store, &mine, what);
     self->stores.push_back(*store);
 }
-static void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
+void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
     struct emu_bulk store = emu_box(map, from, c0, c1, c2, c3, "a TMA store");
     emu_store_begin(&store, "a TMA store");
 }
-static void emu_bulk_store(void *to, uint32_t from, uint32_t bytes, bool add) {
+void emu_bulk_store(void *to, uint32_t from, uint32_t bytes, bool add) {
     struct emu_bulk store = emu_range(to, from, bytes);
     store.add = add;
     emu_store_begin(&store, add ? "a bulk reduction" : "a bulk store");
 }
-static inline void emu_bulk_commit(void) {
+void emu_bulk_commit(void) {
     emu_async_begin();
     emu_self()->store_groups++;
 }
-static void emu_bulk_wait(int pending, bool read_only) {
+void emu_bulk_wait(int pending, bool read_only) {
     emu_async_begin();
     struct emu_thread *self = emu_self();
     if (self->storer < 0 || self->store_groups <= (uint64_t)pending)
@@ -485,7 +471,7 @@ static void emu_bulk_wait(int pending, bool read_only) {
     for (int i = 0; i < (read_only ? 1 : 2); i++)
         seen[clocks[i]] = seen[clocks[i]] > done ? seen[clocks[i]] : (uint32_t)done;
 }
-static inline void emu_async_proxy_fence(void) {
+void emu_async_proxy_fence(void) {
     emu_async_begin();
     emu_seen_fenced(emu->current)[emu->current] = emu_now(emu->current);
     emu_seen(emu->current)[emu->current]++;
@@ -493,7 +479,7 @@ static inline void emu_async_proxy_fence(void) {
 
 // --- Named barriers, setmaxnreg -----------------------------------------------------------------------------------
 
-static void emu_named_barrier(int number, int threads, bool sync) {
+void emu_named_barrier(int number, int threads, bool sync) {
     emu_async_begin();
     const int mine[2] = {number, threads};
     const int *all =
@@ -531,7 +517,7 @@ static void emu_named_barrier(int number, int threads, bool sync) {
     }
 }
 
-static void emu_set_registers(int registers, bool increase) {
+void emu_set_registers(int registers, bool increase) {
     emu_async_begin();
     struct emu_async *a = emu->async;
     const int warp = emu->current / 32;
@@ -564,7 +550,7 @@ static bool emu_all_in_flight(const void *registers, int count) {
             return false;
     return true;
 }
-static inline void emu_wgmma_fence(void) {
+void emu_wgmma_fence(void) {
     emu_async_begin();
     struct emu_thread *self = emu_self();
     self->fenced_at = ++self->events;
@@ -726,7 +712,7 @@ static struct emu_warpgroup *emu_warpgroup_of(int thread) {
                    emu->threads);
     return &emu->async->warpgroups[(size_t)(thread / EMU_WARPGROUP)];
 }
-static void emu_wgmma_issue(const struct emu_wgmma *op) {
+void emu_wgmma_issue(const struct emu_wgmma *op) {
     emu_async_begin();
     struct emu_thread *self = emu_self();
     struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
@@ -766,7 +752,7 @@ static void emu_wake_wgmma_waits(int first_thread) {
         if (emu_waits_at(i, "wgmma_wait"))
             emu_wake(i);
 }
-static void emu_wgmma_commit(void) {
+void emu_wgmma_commit(void) {
     emu_async_begin();
     struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
     const uint64_t at = emu_self()->wgmma_groups++ - warpgroup->groups_ran;
@@ -867,7 +853,7 @@ static void emu_wgmma_results(struct emu_thread *self, uint64_t done) {
         acc->result = self->events;
     }
 }
-static void emu_wgmma_wait(int pending) {
+void emu_wgmma_wait(int pending) {
     emu_async_begin();
     struct emu_thread *self = emu_self();
     struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
@@ -888,9 +874,6 @@ static void emu_wgmma_wait(int pending) {
 
 // --- Order among blocks -------------------------------------------------------------------------------------------
 
-static void emu_block_enter(const struct emu_kernel *kernel);
-static void emu_run_block(uint64_t at);
-
 // Runs the blocks of lower index that nobody has begun, and waits until the others are done.
 static void emu_run_lower_blocks(void) {
     struct emu_block *outer = emu;
@@ -908,7 +891,7 @@ static void emu_run_lower_blocks(void) {
     }
     outer->kernel->progress[outer->linear_index] = 3; // at work, and all blocks of lower index are done
 }
-static inline int emu_load_acquire(const int *at) {
+int emu_load_acquire(const int *at) {
     static __thread const int *last;
     static __thread uint64_t spins;
     emu_async_begin();
@@ -930,7 +913,7 @@ static inline int emu_load_acquire(const int *at) {
     }
     return value;
 }
-static inline void emu_store_release(int *at, int value) {
+void emu_store_release(int *at, int value) {
     emu_async_begin();
     emu_access_global(at, sizeof *at, true);
     if (!emu_self()->stores.empty())

@@ -11,11 +11,12 @@
 // since, and when. An access is good if its thread has seen everything that it must come after. Global memory has its
 // own marks in test/emu/global.h. After FastTrack (Flanagan and Freund, 2009).
 #pragma once
-#include <algorithm> // std::fill, std::find, std::remove_if
-#include <map>       // std::map
-#include <stddef.h>  // size_t
-#include <utility>   // std::pair
-#include <vector>    // std::vector
+#include "test/emu/warp.h" // struct emu_block
+#include <algorithm>       // std::fill, std::find, std::remove_if
+#include <map>             // std::map
+#include <stddef.h>        // size_t
+#include <utility>         // std::pair
+#include <vector>          // std::vector
 
 enum {
     EMU_WARPGROUPS = 4, // warpgroups that may use wgmma
@@ -95,7 +96,7 @@ static void emu_clocks_join(uint32_t *to, int from_thread) {
     emu_seen(from_thread)[from_thread]++; // so that what the thread does from now on is not included
 }
 // Lets `count` threads from `first` on, in each warp only the `lanes`, see what all of them have seen and done.
-static void emu_clocks_meet(int first, int count, uint32_t lanes) {
+void emu_clocks_meet(int first, int count, uint32_t lanes) {
     std::vector<uint32_t> &all = emu->async->meeting;
     std::fill(all.begin(), all.end(), 0u);
     for (int i = 0; i < count; i++)
@@ -182,7 +183,7 @@ static inline struct emu_mark *emu_mark_at(uint32_t address) {
     return &emu->async->marks[(address - EMU_SHARED_BASE) / 4];
 }
 // Checks and marks an ordinary access by the current thread.
-static void emu_touch_mark(uint32_t address, bool write) {
+void emu_touch_mark(uint32_t address, bool write) {
     struct emu_mark *mark = emu_mark_at(address);
     const uint32_t *seen = emu_seen(emu->current);
     emu_check_mark(mark, seen, write, address);

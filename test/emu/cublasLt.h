@@ -36,12 +36,13 @@
 //                          depth with FAST_ACCUM, else over 128 of it
 // FP8 has no algorithm below compute capability 8.9 (EMU_CAPABILITY), scales of blocks have one only on 9.0.
 #pragma once
-#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_find_allocation, emu_bf16
-#include <math.h>         // ldexpf, NAN
-#include <stdint.h>       // uint64_t
-#include <stdio.h>        // fprintf
-#include <stdlib.h>       // malloc, _Exit
-#include <string.h>       // memcpy, memset
+#include "test/emu/enqueue.h" // emu_enqueue
+#include <cuda_runtime.h>     // cudaStream_t, emu_enqueue, emu_check_range, emu_find_allocation, emu_bf16
+#include <math.h>             // ldexpf, NAN
+#include <stdint.h>           // uint64_t
+#include <stdio.h>            // fprintf
+#include <stdlib.h>           // malloc, _Exit
+#include <string.h>           // memcpy, memset
 
 #define CUBLAS_VERSION 130000
 

@@ -125,14 +125,14 @@ static void emu_global_writes_by(int clock) {
     if (std::find(writers.begin(), writers.end(), clock) == writers.end())
         writers.push_back(clock);
 }
-static void emu_touch_generic(const void *p, int bytes, bool write) {
+void emu_touch_generic(const void *p, int bytes, bool write) {
     const int me = emu->current;
     const struct emu_global_write mine = {emu->linear_index, me, me, emu_now(me), false, false};
     if (write)
         emu_global_writes_by(me);
     emu_global_touch(p, (size_t)bytes, false, write ? &mine : NULL, write ? "a store" : "a load");
 }
-static inline void emu_async_proxy_fence_global(void) {
+void emu_async_proxy_fence_global(void) {
     emu_async_begin();
     uint32_t *seen = emu_seen(emu->current);
     memcpy(emu_seen_fenced_global(emu->current), seen, sizeof *seen * (size_t)emu->async->clocks);

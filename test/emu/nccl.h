@@ -19,9 +19,10 @@
 // Like NCCL, it refuses a communicator whose ranks disagree on the id or the number of ranks, or share a device, and a
 // call from a thread that has chosen another device.
 #pragma once
-#include <cuda_runtime.h>  // cudaStream_t, emu_enqueue, emu_device
-#include <limits.h>        // INT_MAX
-#define OMPI_SKIP_MPICXX 1 // the C interface in C++ too
+#include "test/emu/enqueue.h" // emu_enqueue
+#include <cuda_runtime.h>     // cudaStream_t, emu_enqueue, emu_device
+#include <limits.h>           // INT_MAX
+#define OMPI_SKIP_MPICXX 1    // the C interface in C++ too
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>    // MPI_Alltoall
 #include <stdarg.h> // va_list

@@ -3,8 +3,10 @@
 #include "test/apart.h"            // run_with_and_without
 #include "test/emu/cudnn_graphs.h" // cudnn_forward_graph, cudnn_backward_graph
 #include "test/testing.h"          // cmocka
-#include <cuda_runtime.h>
-#include <float.h> // FLT_MAX
+#include <algorithm>               // std::find
+#include <cuda_runtime.h>          // cudaStreamCreate
+#include <float.h>                 // FLT_MAX
+#include <map>                     // std::map
 
 static struct cudnn_library cudnn;
 static cudnnHandle_t handle;
