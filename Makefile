@@ -331,10 +331,12 @@ test-long:
 	python3 test/long.py $(ROW)
 emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Checks that each header compiles by itself, as C in fp32 and, in the long run, as C++ in bf16, and that each benchmark
-# compiles in fp32 and in bf16.
+# compiles in fp32 and in bf16. A header of the library's or of an op's source compiles by itself in that source, which
+# includes it first (test/test_floors.py). Each of run/ has the whole engine below it: these are checked in the long run.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention/sm80%.cuh kernels/attention/sm90%.cuh $(filter-out kernels/cudnn/attention.cuh,$(wildcard kernels/cudnn/*.cuh)) kernels/matmul/choices.cuh kernels/matmul/cublaslt.cuh kernels/matmul/candidates.cuh kernels/matmul/proof.cuh kernels/matmul/tuning.cuh,$(wildcard *.cuh *.h */*.cuh kernels/*/*.cuh config/*.h run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED = -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) -fsyntax-only
-CHECKS := $(HEADERS:%=$(B)/checked/%) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
+OWN_HEADERS := $(LIBRARY_SOURCES:.c=.h) $(OPS_SOURCES:.cu=.cuh)
+CHECKS := $(patsubst %,$(B)/checked/%,$(filter-out $(OWN_HEADERS) $(if $(LONG_TESTS),,run/%),$(HEADERS))) $(foreach b,$(BENCHES),$(B)/checked/test/$b.c) $(if $(LONG_TESTS),$(HEADERS:%=$(B)/checked/as_cxx/%))
 check-headers: $(CHECKS)
 $(HEADERS:%=$(B)/checked/%): $(B)/checked/%: % $(B)/build-with
 	@mkdir -p $(@D)

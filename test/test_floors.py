@@ -51,6 +51,8 @@ CORE_LINES = 2000            # an option lies in a file of its own, which these 
 GPT_FIELDS = 30              # of struct gpt, which must be readable at once
 RUNTIME_HEADER_LINES = 1478  # of all headers of runtime/ together
 
+NO_C = {"kernels/attention/sm90.cuh"}  # compiled for the CUDA target only
+
 NOT_OURS = {"build", "test", "docs", "scripts"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
 
@@ -96,6 +98,18 @@ def wrong_includes(tree):
             elif other and other != floor and other not in stands_on[floor]:
                 yield "%s (%s) includes %s (%s): %s stands on %s" % (path, floor, included, other, floor,
                                                                     ", ".join(stands_on[floor]) or "nothing")
+
+
+def own_headers_not_first(tree):
+    """Yields a fault for each source file of the library or of the ops that does not include its own header first. The
+    Makefile does not check again that such a header compiles by itself."""
+    for path in sorted(tree):
+        base, kind = os.path.splitext(path)
+        own = base + (".h" if kind == ".c" else ".cuh")
+        if path.startswith(("formats/", "kernels/", "runtime/")) and kind in (".c", ".cu") and own in tree and own not in NO_C:
+            first = re.search(r"^[ \t]*#.*", tree[path], re.M)
+            if not first or not first[0].startswith('#include "%s"' % own):
+                yield "%s does not include %s before anything else" % (path, own)
 
 
 def circles(tree):
@@ -181,6 +195,9 @@ class Floors(unittest.TestCase):
         self.assertGreater(len(self.tree), 50)
         self.no_fault(wrong_includes(self.tree))
 
+    def test_own_headers_come_first(self):
+        self.no_fault(own_headers_not_first(self.tree))
+
     def test_no_include_in_a_circle(self):
         self.no_fault(circles(self.tree))
 
@@ -251,6 +268,13 @@ class Faults(unittest.TestCase):
     def test_names_that_are_no_path_from_the_root(self):
         for path, included in (("formats/manifest.h", "token_file.h"), ("config/config.h", "test/emu/warp.h"), ("config/config.h", "../config.h")):
             self.assertIn("which is no file", "".join(wrong_includes(self.with_line(path, '#include "%s"' % included))))
+
+    def test_own_headers(self):
+        path = "runtime/machine/error.c"
+        self.assertEqual(list(own_headers_not_first(self.TREE)), [])
+        self.assertEqual(list(own_headers_not_first(self.with_line(path, "#include <errno.h>"))), [])
+        for text in ("", "#include <errno.h>\n", "#ifdef A\n"):
+            self.assertEqual(len(list(own_headers_not_first({**self.TREE, path: text + self.TREE[path] if text else ""}))), 1, text)
 
     def test_call_circles(self):
         ends = 'void net_end(int status) {\n    _exit(status);\n}\n'

@@ -1,4 +1,5 @@
 // The thread that owns a rank's control connections, the exchanges that it performs, and the calls of other threads.
+#include "runtime/net/control.h"
 #include <errno.h>       // errno
 #include <poll.h>        // poll
 #include <pthread.h>     // pthread_mutex_lock
