@@ -532,8 +532,41 @@ def peft_config():
     yield "fan_type", make(fan_in_fan_out=1), "fan_in_fan_out is an integer"
 
 
+def json_field():
+    def make(field, line):
+        return field.encode() + b"\n" + line
+
+    none = "no such text, or a parser must look"
+    good = b'{"id": [1, {"text": "no"}, -0.5e-3, true], "text": "a text \\u00e9 \\ud83c\\udf89 \\\\ \\/ \\n", "z": null}'
+    yield "good", make("text", good), "accepted"
+    yield "good_end", make("text", b' {"text": ""} \r\n'), "accepted"
+    yield "good_deep", make("a.b.c", b'{"a": {"b": {"c": "deep"}, "c": "x"}}'), "accepted"
+    yield "good_dot", make("a.b", b'{"a.b": "name with a dot"}'), "accepted"
+    yield "good_last", make("a.b", b'{"a": null, "a": {"b": "last"}}'), "accepted"
+    yield "good_nul", make("text", b'{"text": "a\\u0000b"}'), "accepted"
+    yield "good_numbers", make("text", b'{"n": [0, -0, 1e999, 123456789012345678901234567890, 0.1E+2], "text": "a"}'), "accepted"
+    yield "field_none", b"text", "no line with a field's name"
+    yield "absent", make("text", b'{"test": "a"}'), none
+    yield "twice", make("text", b'{"text": "a", "text": "b"}'), none
+    yield "both", make("a.b", b'{"a": {"b": "x"}, "a.b": "y"}'), none
+    yield "gone", make("a.b", b'{"a": {"b": "x"}, "a": null}'), none
+    yield "key_escape", make("text", b'{"te\\u0078t": "a"}'), none
+    yield "half_pair", make("text", b'{"text": "\\ud83c"}'), none
+    yield "utf8", make("text", b'{"text": "\xff"}'), none
+    yield "control", make("text", b'{"text": "a\tb"}'), none
+    yield "number", make("text", b'{"text": 3}'), none
+    yield "zeros", make("text", b'{"text": "a", "n": 01}'), none
+    yield "nan", make("text", b'{"text": "a", "n": NaN}'), none
+    yield "digits", make("text", b'{"text": "a", "n": ' + 300 * b"1" + b"}"), none
+    yield "nested", make("text", b'{"text": "a", "n": ' + 70 * b"[" + 70 * b"]" + b"}"), none
+    yield "comma", make("text", b'{"text": "a",}'), none
+    yield "cut", make("text", b'{"text": "a"'), none
+    yield "more", make("text", b'{"text": "a"} {'), none
+    yield "array", make("text", b'["text", "a"]'), none
+
+
 for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, peft_config,
-              matmul_algorithms):  # fmt: skip
+              matmul_algorithms, json_field):  # fmt: skip
     folder = CORPUS / files.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
