@@ -166,7 +166,7 @@ typedef const char *encode_function(struct tokenizer_work *work, const unsigned 
 // Encodes the added tokens of one list; the text between them goes to `rest`.
 static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
                                 const unsigned char *text, size_t bytes, encode_function *rest) {
-    size_t done = 0;
+    size_t done = 0, stripped = 0; // stripped: where the white space after the last token with rstrip ends
     const char *problem = NULL;
     bool first[256] = {false};
     for (size_t i = 0; i < count; i++)
@@ -183,7 +183,10 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
         if (done < begin)
             problem = rest(work, text + done, begin - done);
         problem = problem ? problem : work_put(work, &added->id, 1);
-        const size_t end = added->rstrip ? spaces_after(text, i, bytes) : i;
+        // Tokens of white space match within what the last one strips: it is not searched again, for each of them.
+        if (added->rstrip && stripped < i)
+            stripped = spaces_after(text, i, bytes);
+        const size_t end = added->rstrip ? stripped : i;
         done = end > done ? end : done;
     }
     return problem || done == bytes ? problem : rest(work, text + done, bytes - done);

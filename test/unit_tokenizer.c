@@ -311,6 +311,35 @@ static void test_tiny(void **state) {
     tokenizer_free(&tokenizer);
 }
 
+// Checks an added token of white space that strips the white space after it: each space of a run is the token, and the
+// run's end is searched for once, not from each space.
+static void test_spaces_that_strip_spaces(void **state) {
+    enum { SPACES = 300000 };
+    size_t json_bytes = sizeof tiny - 1;
+    unsigned char *const json = replaced((const unsigned char *)tiny, &json_bytes, "\"added_tokens\":[",
+                                         "\"added_tokens\":[{\"id\":8,\"content\":\" \",\"rstrip\":true},");
+    char *const text = (char *)malloc(SPACES + 3);
+    struct tokenizer tokenizer;
+    struct error_text error;
+    struct timespec begin, end;
+    int32_t *ids;
+    const char *problem = parse_exactly(json, json_bytes, &tokenizer, &error);
+    if (problem)
+        fail_msg("%s", problem);
+    memset(text, ' ', SPACES + 3);
+    text[0] = text[SPACES + 1] = 'a';
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    assert_int_equal(encode(&tokenizer, text, SPACES + 3, false, &ids), SPACES + 3);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    assert_true(end.tv_sec - begin.tv_sec < 20); // 0.05 s; from each space to the run's end: minutes
+    for (int i = 0; i < SPACES + 3; i++)
+        assert_int_equal(ids[i], text[i] == 'a' ? 0 : 8);
+    free(ids);
+    free(json);
+    free(text);
+    tokenizer_free(&tokenizer);
+}
+
 static void test_truncated(void **state) {
     struct tokenizer tokenizer;
     struct error_text error;
@@ -606,6 +635,7 @@ int main(void) {
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_long_runs_are_not_quadratic),
         cmocka_unit_test(test_tiny),
+        cmocka_unit_test(test_spaces_that_strip_spaces),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_alphabet),
