@@ -33,6 +33,17 @@ static bool out_is_foreign(const char *folder) {
     return bytes > 0 && !strstr(text, "\"preset\"");
 }
 
+// Whether `checkpoint`, a path from the root, is one of the run whose --out is `folder`, and is still there.
+static bool is_checkpoint_of_run(const char *checkpoint, const char *folder) {
+    char path[PATH_MAX];
+    const size_t length =
+        has_checkpoints(folder) && !out_is_foreign(folder) && realpath(folder, path) ? strlen(path) : 0;
+    struct stat status;
+    return length > 0 && strncmp(checkpoint, path, length) == 0 &&
+           strncmp(checkpoint + length, "/checkpoints/", strlen("/checkpoints/")) == 0 &&
+           stat(checkpoint, &status) == 0;
+}
+
 static void say_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
 // Replaces *folder, the value of `option`, where it is a run's, by the run's newest checkpoint that verifies. Ends the

@@ -115,6 +115,7 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
 }
 
 // Takes over what the checkpoint's run began with, for config.json, unless the command line names a beginning.
+// Adapters' base is where they found it, also if the run that --init-from names has newer checkpoints than the base.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
     bool named = false;
@@ -123,7 +124,8 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
     for (int row = 0; row < CONFIG_ROWS && !named; row++)
         if (config_is_beginning(row))
             option_set(&config_rows[row], config, text_copy(checkpoint_resolved_option(text, state, row)));
-    if (state->base_folder && (!named || !*config->checkpoints.init_from))
+    if (state->base_folder && (!named || !*config->checkpoints.init_from ||
+                               is_checkpoint_of_run(state->base_folder, config->checkpoints.init_from)))
         config->checkpoints.init_from = text_copy(state->base_folder);
 }
 

@@ -338,6 +338,21 @@ class Resume(LoraCase):
         self.train("based", "--resume", "auto", "--train-steps", 2, "--init-from", moved)
 
 
+    def test_a_base_that_trains_on(self):
+        """A job script names the base model's run. Its second start goes on with the checkpoint that its first start took, though
+        that run has a newer one; where the checkpoint is gone, the start is refused."""
+        sizes = ["--seq-length", T, "--micro-batch-size", 2, "--checkpoint-every", 1]
+        self.train("trained", *sizes, "--init-from", BASE, "--train-steps", 1)
+        script = [*sizes, "--init-from", self.path + "/trained", "--lora-rank", 2, "--resume", "auto"]
+        self.train("on_trained", *script, "--train-steps", 1)
+        self.train("trained", "--resume", "auto", "--train-steps", 2)
+        said = self.train("on_trained", *script, "--train-steps", 2).stdout
+        self.assertIn("the base model " + os.path.realpath(self.checkpoint("trained", 1)), said)
+        shutil.rmtree(self.checkpoint("trained", 1))
+        self.refused("--train-data", self.path + "/random.bin", "--out", self.path + "/on_trained", *script, "--train-steps", 3,
+                     words=["has other tensors than the base model of the adapters in", "which was "])
+
+
 class Freeze(LoraCase):
     def test_a_checkpoint_has_all_parameters(self):
         """Frozen parameters have the base's bits. The checkpoint is resumed to the bit, whoever writes it, for a model
