@@ -1,5 +1,6 @@
 // Attention of one new token per sequence against a KV cache, compared with a naive loop in double.
 #include "kernels/attention/decode.cuh"
+#include "test/fails.h" // assert_fails
 #include "test/testing.h"
 
 static struct device dev;
@@ -199,12 +200,25 @@ static void decoding_caps_scores(void **state) {
     check_decode(s, 13, prompts);
     check_decode(run, 1100, one);
 }
+// Decodes heads that are larger than any backend takes.
+static void decode_wide_head(void *unused) {
+    enum { D = 264 };
+    const struct attention_shape s = shape_of(1, 1, 1, 1, D);
+    static const int32_t positions[1] = {0};
+    floatX *qkv = (floatX *)test_alloc(3 * D * sizeof(floatX)), *cache = (floatX *)test_alloc(2 * D * sizeof(floatX)),
+           *out = (floatX *)test_alloc(D * sizeof(floatX));
+    attention_decode(out, qkv, cache, cache + D, positions, 1, s, NULL, &dev);
+}
+static void wide_heads_are_refused(void **state) {
+    assert_fails(decode_wide_head, NULL, "heads of 264: expected at most 256");
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_equals_forward),
         cmocka_unit_test(decoding_in_a_ring_equals_a_window),
         cmocka_unit_test(decoding_caps_scores),
+        cmocka_unit_test(wide_heads_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

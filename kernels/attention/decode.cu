@@ -262,6 +262,8 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const 
                       const int32_t *positions, int capacity, struct attention_shape shape, void *workspace,
                       struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    if (D > DECODE_MAX_HEAD_DIM)
+        fail("attention: heads of %d: expected at most %d", D, DECODE_MAX_HEAD_DIM);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < (int64_t)shape.B * H; i++) {
         const int64_t b = i / H, h = i % H, at = (b * Hkv + h / (H / Hkv)) * capacity * D;
