@@ -196,6 +196,8 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
         text_add(r->tuning, size, "; %d by an epilogue that does what comes with them", epilogues);
     if (unproven > 0)
         text_add(r->tuning, size, "; %d by the heuristics' first, since no algorithm could be proven", unproven);
+    if (library->list_overflowed)
+        text_add(r->tuning, size, "; products after the first %d untimed, by the heuristics' first", MATMUL_PLANS);
 }
 // Replaces a file at once, so that a full disk or a kill leaves the old one. Returns an errno, or 0.
 static int tune_replace_file(const char *path, const char *text, size_t bytes) {

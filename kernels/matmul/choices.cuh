@@ -73,6 +73,7 @@ struct matmul_library {
     bool listing; // products are listed, each key once, and not computed
     int product_count;
     struct matmul_product products[MATMUL_PLANS];
+    bool list_overflowed; // a product was not listed, since MATMUL_PLANS are
     char description[64];
 };
 

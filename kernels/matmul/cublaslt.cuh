@@ -407,8 +407,10 @@ static void matmul_list(const struct gemm *gemm, float *dbias, void *workspace, 
         if (matmul_same_key(&other, &key))
             return;
     }
-    if (library->product_count == MATMUL_PLANS)
+    if (library->product_count == MATMUL_PLANS) {
+        library->list_overflowed = true;
         return;
+    }
     struct matmul_product *product = &library->products[library->product_count++];
     product->gemm = *gemm;
     product->dbias = dbias;

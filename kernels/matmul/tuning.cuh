@@ -10,13 +10,15 @@
 void matmul_list_begin(struct matmul_library *library) {
     library->listing = true;
     library->product_count = 0;
+    library->list_overflowed = false;
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice, unless MATMUL_PLANS are kept, for all later calls of its product. Drops the plans made before it.
+// Keeps a choice for all later calls of its product. Drops the plans made before it. There is room for a choice of each
+// product that one list holds.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
-        return;
+        fail("matmul: %d choices are kept already; products must be listed once", (int)MATMUL_PLANS);
     library->choices[library->choice_count++] = *choice;
     library->planned = 0;
 }

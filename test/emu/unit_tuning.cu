@@ -305,6 +305,23 @@ static void noise_is_finite(void **state) {
     assert_true(negative > 45000 && negative < 55000);
 }
 
+// Checks that a list that is full says so.
+static void a_list_overflows(void **state) {
+    struct fixture f = fixture_make();
+    struct matmul_library *library = f.dev.matmul;
+    for (int more = 0; more < 2; more++) {
+        matmul_list_begin(library);
+        for (int rows = 1; rows <= MATMUL_PLANS + more; rows++)
+            matmul_forward(f.out, f.in, f.weight, f.bias, rows, N, K, f.workspace, &f.dev);
+        matmul_list_end(library);
+        assert_int_equal(library->product_count, MATMUL_PLANS);
+        assert_int_equal(library->list_overflowed, more);
+    }
+    list(&f, false);
+    assert_false(library->list_overflowed);
+    fixture_free(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_algorithm_is_right),
@@ -314,6 +331,7 @@ int main(void) {
         cmocka_unit_test(results_that_tell_nothing_leave_the_first),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
+        cmocka_unit_test(a_list_overflows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
