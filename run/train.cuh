@@ -89,9 +89,18 @@ static int64_t peak_bytes(struct run *r, int step) {
 }
 
 // Sets the entry's MFU of one rank. A peak that steps could raise would call the fastest step 100 %: it is the start's.
-static void measure_utilization(const struct run *r, struct log_step *entry, double tokens_per_second) {
+// A step above a measured peak shows that the peak is too low: from there on there is no MFU.
+static void measure_utilization(struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
-    entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
+    const double share = flops.done * tokens_per_second / r->peak_flops;
+    if (r->peak_is_measured && r->peak_flops > 0 && share > 1) {
+        log_event(&r->log,
+                  "step %lld: %.0f %% of the matmul peak: what was measured at the start is too low, as beside other "
+                  "work; MFU is left out from here on",
+                  (long long)entry->step, 100 * share);
+        r->peak_flops = 0;
+    }
+    entry->mfu = r->peak_flops > 0 ? share : NAN;
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
