@@ -846,8 +846,8 @@ class CudaEngine(Case):
         graph for what is between two collectives. Not so the first one of each kind, before which the libraries are not
         warm. A validation takes over the updated parameters' collectives from the step after it, which is then enqueued
         like all of them."""
-        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4]
-        units, steps = 4, 3 # units: the head, two layers, the embeddings; steps: recorded or enqueued again
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 3]
+        units, steps = 4, 2 # units: the head, two layers, the embeddings; steps: recorded or enqueued again
         # additional graphs: the first unit's wait, and the last unit's reduction, have no work beside them
         waits, reductions = units - 1, units - 1
         # additional graphs where gradients are sharded: for the last two units, whose sums have no backward beside them
@@ -965,17 +965,19 @@ class CudaEngine(Case):
 
     def test_frozen_parameters_divide_no_graph(self):
         """Frozen parameters have no update whose collectives a graph would wait for."""
-        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4, "--zero-stage", 1]
-        self.assertEqual(self.graphs("frozen", *options, "--freeze", "transformer.h.*.ln_1.*"), self.graphs("all", *options))
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 2, "--zero-stage", 1]
+        every = self.graphs("all", *options)
+        self.assertGreater(every, 0)
+        self.assertEqual(self.graphs("frozen", *options, "--freeze", "transformer.h.*.ln_1.*"), every)
 
     def test_graphs_of_a_batch_that_grows(self):
         """Micro-steps of each kind are recorded anew where the loss's scale changes."""
-        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 6,
-                   "--global-batch-size", 8, "--rampup-batch-size", "4 4 12"] # two, then four micro-steps
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--device", "cuda", "--train-steps", 4,
+                   "--global-batch-size", 8, "--rampup-batch-size", "4 4 8"] # two, then four micro-steps
         for ranks, stage in chosen([(1, 0), (2, 0), (2, 1), (2, 2)], [(2, 1)]):
             for name, more in (("with", []), ("without", ["--cuda-graphs=false"])):
                 self.run_it(name, ranks, *options, "--zero-stage", stage, *more, program=CUDA_PROGRAM)
-            self.assertEqual([entry["batch"] for entry in self.log("with")], 3 * [4] + 3 * [8])
+            self.assertEqual([entry["batch"] for entry in self.log("with")], 2 * [4] + 2 * [8])
             self.assertEqual(self.curve("with"), self.curve("without"), (ranks, stage))
 
 
