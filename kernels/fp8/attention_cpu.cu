@@ -28,10 +28,9 @@ struct fp8_flash {
     struct fp8_attention a;
     enum fp8_run run;
     bool takes_amax;
-    floatX values[256], gradient_values[256]; // of codes in E4M3, in the gradients' format
-    float score_log2;                         // of q8 k8, to S log2(e)
-    float out;                                // of P8 v8, to O
-    float dp, delta;                          // of dO8 v8, to dP; of dO8 O8, to D
+    float score_log2; // of q8 k8, to S log2(e)
+    float out;        // of P8 v8, to O
+    float dp, delta;  // of dO8 v8, to dP; of dO8 O8, to D
     float dq, dk, dv;
     const fp8 *qkv8, *dout8, *out8;
     const float *lse;
@@ -42,7 +41,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call's sizes, tables, and the factors that forward needs; packed operands are still NULL.
+// Returns a call's sizes, and the factors that forward needs; packed operands are still NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -50,10 +49,6 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     c.f = flash_of(a.shape, none, NULL);
     c.a = a;
     c.qkv8 = qkv8;
-    for (int code = 0; code < 256; code++) {
-        c.values[code] = to_floatX(fp8_decode((fp8)code, FP8_E4M3));
-        c.gradient_values[code] = to_floatX(fp8_decode((fp8)code, a.gradients));
-    }
     struct fp8_scale *const *scales = a.scales;
     c.score_log2 = a.shape.scale * scales[FP8_ATTENTION_Q]->inverse * scales[FP8_ATTENTION_K]->inverse * LOG2E;
     c.out = scales[FP8_ATTENTION_V]->inverse / FP8_ATTENTION_P_SCALE;
@@ -98,11 +93,25 @@ static void merge_lanes(uint32_t *amax, vec_words lanes) {
 
 // ---- codes, decoded and packed ----
 
-// rows (count, D) = the values of codes (count, D) in rows `stride` apart
-static void decode_rows(floatX *rows, const floatX values[256], const fp8 *codes, int64_t stride, int count, int D) {
+// Returns the values of LANES codes, as fp8_decode. A code's bits are a float's of another bias, which a power of two
+// corrects, of subnormals too.
+ALWAYS_INLINE vec vec_fp8_decode(const fp8 *codes, const enum fp8_format format) {
+    const vec_words code = __builtin_convertvector(*(const vec_bytes_anywhere *)codes, vec_words);
+    const vec_words magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    const bool e4m3 = format == FP8_E4M3;
+    const vec size = (vec)(magnitude << (e4m3 ? 20 : 21)) * vec_set(e4m3 ? 0x1p120f : 0x1p112f);
+    const vec_words infinite = 0x7f800000u | magnitude << 21, // of E5M2's 7c; the codes above are NaN
+        finite = (vec_words)(magnitude < (e4m3 ? 0x7fu : 0x7cu));
+    return (vec)(sign | vec_choose(finite, (vec_words)size, infinite));
+}
+// rows (count, D) = the values of codes (count, D) in rows `stride` apart; D is a multiple of 16.
+static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
-        for (int d = 0; d < D; d++)
-            rows[r * D + d] = values[codes[r * stride + d]];
+        for (int d = 0; d < D; d += LANES)
+            switch (format) {
+            case FP8_E4M3: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E4M3)); break;
+            case FP8_E5M2: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E5M2)); break;
+            }
 }
 // Returns the first code of a head of token (b, t) in packed qkv8; head counts a token's query, key and value heads.
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
@@ -120,9 +129,9 @@ ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp
     const struct flash *f = &c->f;
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), count = flash_rows(f, panel);
     void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
-    decode_rows(rows, c->values, codes_of_head(c, b, panel * BLOCK, f->H + head), f->qkv_stride, count, f->D);
+    decode_rows(rows, FP8_E4M3, codes_of_head(c, b, panel * BLOCK, f->H + head), f->qkv_stride, count, f->D);
     pack_left(layout, k, backward ? flash_panel(f, f->kt, place, panel) : NULL, rows, f->D, count, f->D);
-    decode_rows(rows, c->values, codes_of_head(c, b, panel * BLOCK, f->H + f->Hkv + head), f->qkv_stride, count, f->D);
+    decode_rows(rows, FP8_E4M3, codes_of_head(c, b, panel * BLOCK, f->H + f->Hkv + head), f->qkv_stride, count, f->D);
     pack_left(layout, backward ? v : NULL, backward ? NULL : v, rows, f->D, count, f->D);
 }
 // Packs as pack_panel_as does, in the unit's layout.
@@ -260,7 +269,7 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
     const int steps = f->steps, count = flash_rows(f, strip), panels = strip + 1;
     const int first_kept = panels > KEPT_PANELS ? panels - KEPT_PANELS : 0;
 
-    decode_rows(rows, c->values, codes_of_head(c, b, strip * BLOCK, h), f->qkv_stride, count, f->D);
+    decode_rows(rows, FP8_E4M3, codes_of_head(c, b, strip * BLOCK, h), f->qkv_stride, count, f->D);
     pack_right(layout, NULL, qt, rows, f->D, count, f->D);
     for (int q = 0; q < BLOCK; q++) {
         state.max[q] = -0x1p127f; // not infinite: m - m would be NaN
@@ -386,9 +395,9 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queri
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = index_of_head(c, b, t, h);
-        decode_rows(q_rows, c->values, codes_of_head(c, b, t, h), f->qkv_stride, count, f->D);
-        decode_rows(dout_rows, c->gradient_values, c->dout8 + row, stride, count, f->D);
-        decode_rows(out_rows, c->values, c->out8 + row, stride, count, f->D);
+        decode_rows(q_rows, FP8_E4M3, codes_of_head(c, b, t, h), f->qkv_stride, count, f->D);
+        decode_rows(dout_rows, c->a.gradients, c->dout8 + row, stride, count, f->D);
+        decode_rows(out_rows, FP8_E4M3, c->out8 + row, stride, count, f->D);
         pack_right(layout, block_at(layout, queries->q, at), block_at(layout, queries->qt, at), q_rows, f->D, count,
                    f->D);
         pack_right(layout, block_at(layout, queries->dout, at), block_at(layout, queries->doutt, at), dout_rows, f->D,
