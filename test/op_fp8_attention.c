@@ -501,21 +501,28 @@ static void bits_are_the_same_again(void **state) {
     }
     omp_set_num_threads(threads);
 }
-// Checks that an infinity or a NaN reaches the amaxes, by which the step is skipped.
+// Checks that an infinity or a NaN reaches the amaxes, by which the step is skipped; with a history NaN does, as a code.
 static void overflow_reaches_the_amaxes(void **state) {
     const struct attention_shape s = shape_of(1, 40, 2, 2, 64);
     needs_fp8_attention(s, true);
-    for (int kind = 0; kind < 2; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         uint64_t random = 3;
-        test_case(random, "%s", kind ? "NaN in dO" : "infinity in v");
+        const bool in_dout = kind % 2 == 1, stale = kind > 1;
+        test_case(random, "%s in %s%s", kind ? "NaN" : "infinity", in_dout ? "dO" : "v", stale ? ", history" : "");
         struct layer l = layer_make(s, FP8_E5M2, true, false, &random);
-        if (kind)
+        if (stale) {
+            layer_forward(&l, true);
+            layer_backward(&l);
+            set_history(&l, 1);
+        }
+        if (in_dout)
             l.dout[70] = to_floatX(NAN);
         else
-            l.qkv[5 * 64] = to_floatX(INFINITY);
+            l.qkv[5 * 64] = to_floatX(kind ? NAN : INFINITY);
         layer_forward(&l, true);
         layer_backward(&l);
-        assert_true(l.scales[kind ? FP8_ATTENTION_DOUT : FP8_ATTENTION_V].amax >= 0x7f800000u);
+        assert_true(l.scales[in_dout ? FP8_ATTENTION_DOUT : FP8_ATTENTION_V].amax >= 0x7f800000u);
+        assert_true(in_dout || l.call.out->amax >= 0x7f800000u);
         assert_true(l.scales[FP8_ATTENTION_DQ].amax >= 0x7f800000u);
         layer_free(&l);
     }
