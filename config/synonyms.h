@@ -119,6 +119,8 @@ static const struct option_value config_values[] = {
     {"recompute_method", "null", "unset", ""},
     {"attention_backend", "eager", "unfused", ""},
     {"attention_backend", "flash_attention_2", "flash", ""},
+    {"fp8_dot_product_attention", "true", "full", ""}, // Megatron-LM's field is a bool
+    {"fp8_dot_product_attention", "false", "none", ""},
     {"optimizer", "adamw", "adam", ""},
     {"precision", "bfloat16", "bf16", ""},
     {"precision", "float32", "fp32", ""},

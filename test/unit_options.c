@@ -764,7 +764,9 @@ static void attention_in_fp8_is_asked_for_and_names_what_it_does_not_have(void *
     assert_config_rejects(FP8_ATTENTION, "NVTE_FP8_DPA_BWD=no|expected 0|or 1|unset it");
     unsetenv("NVTE_FP8_DPA_BWD");
     configure(&command, "--plan --fp8-dot-product-attention none");
-    assert_config_rejects(FP8 "--fp8-dot-product-attention true", "'true'|none, forward or full");
+    assert_config_rejects(FP8 "--fp8-dot-product-attention backward", "'backward'|none, forward or full");
+    c = configure(&command, FP8 "--fp8-dot-product-attention true"); // as Megatron-LM has it
+    assert_true(config_attention_in_fp8(&c) == FP8_ATTENTION_FULL);
     assert_config_rejects(FP8_ATTENTION "--fp8-recipe blockwise", "--fp8-recipe blockwise|delayed or tensorwise");
     static const char *const lacks[][2] = {
         {"--attention-dropout 0.1", "--attention-dropout: set it to 0"},
