@@ -149,6 +149,8 @@ enum cudnn_data_type {
     CUDNN_DATA_INT32 = 4,
     CUDNN_DATA_BFLOAT16 = 9,
     CUDNN_DATA_BOOLEAN = 11,
+    CUDNN_DATA_FP8_E4M3 = 12,
+    CUDNN_DATA_FP8_E5M2 = 13,
 };
 
 enum cudnn_pointwise_mode {
@@ -164,7 +166,7 @@ enum cudnn_pointwise_mode {
     CUDNN_POINTWISE_BINARY_SELECT = 601,
 };
 
-enum cudnn_reduction { CUDNN_REDUCE_TENSOR_ADD = 0, CUDNN_REDUCE_TENSOR_MAX = 3 };
+enum cudnn_reduction { CUDNN_REDUCE_TENSOR_ADD = 0, CUDNN_REDUCE_TENSOR_MAX = 3, CUDNN_REDUCE_TENSOR_AMAX = 4 };
 
 enum cudnn_heuristics_mode { CUDNN_HEUR_MODE_A = 3 }; // by a decision tree, for all graphs
 

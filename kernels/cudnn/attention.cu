@@ -4,6 +4,7 @@
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/cudnn/library.cuh"          // struct fused_library
 #include "kernels/cudnn/attention_graphs.cuh" // fused_forward_operation, fused_forward_graph, fused_backward_graph
+#include "kernels/cudnn/fp8_graphs.cuh"       // fused_fp8_forward_graph, fused_fp8_backward_graph
 #include "kernels/device.cuh"                 // floatX, struct device, cuda_check
 #include "kernels/device_memory.cuh"          // device_zero
 #include "kernels/fp8/cast.cuh"               // fp8_amax
@@ -155,12 +156,12 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
             return;
     }
 }
-// Makes the plan of p->key: forward as one operation where that is taken, else as a graph of operations. Where the
+// Makes the plan of p->key: forward in bf16 as one operation where that is taken, else as a graph of operations. Where the
 // library refuses, p->plan stays NULL.
 static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     b->functions = &library->functions;
-    if (!p->key.backward && !library->composes) {
+    if (!p->key.backward && p->key.types == FUSED_BF16 && !library->composes) {
         fused_forward_operation(b, &p->key);
         fused_plan_operations(library, p);
         p->operation = p->plan != NULL;
@@ -169,16 +170,14 @@ static void fused_make_plan(const struct fused_library *library, struct fused_pl
         cudnn_close(b);
         b->reason[0] = 0;
     }
-    if (p->key.backward)
-        fused_backward_graph(b, &p->key);
+    if (p->key.types != FUSED_BF16)
+        p->key.backward ? fused_fp8_backward_graph(b, &p->key) : fused_fp8_forward_graph(b, &p->key);
     else
-        fused_forward_graph(b, &p->key);
+        p->key.backward ? fused_backward_graph(b, &p->key) : fused_forward_graph(b, &p->key);
     fused_plan_operations(library, p);
 }
 
-// Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
-// the key, its `plan` is NULL. library->handle is not NULL.
-static struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key) {
+struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key) {
     for (int i = 0; i < library->planned; i++)
         if (memcmp(&library->plans[i].key, key, sizeof *key) == 0)
             return &library->plans[i];
@@ -195,7 +194,8 @@ static struct fused_plan *fused_plan_for(struct fused_library *library, const st
 }
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order) {
     const struct fused_key key = {s.B,        s.T,    s.num_heads, s.num_query_groups,
-                                  s.head_dim, s.full, backward,    backward ? (int64_t)order : 0};
+                                  s.head_dim, s.full, backward,    backward ? (int64_t)order : 0,
+                                  FUSED_BF16, false};
     return key;
 }
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev) {
@@ -315,38 +315,34 @@ const char *fused_describe_plans(char *text, size_t size, struct attention_shape
     return text;
 }
 
-// The addresses of a call's tensors, by their ids; NULL: not in the graph.
-struct fused_call {
-    const void *tensors[FUSED_TENSORS];
-    float scale, hidden, one;
-};
-// Returns a call's numbers, and the addresses of Q, K and V; the others are NULL.
-static struct fused_call fused_call_of(const struct fused_library *library, struct attention_shape shape,
-                                       const floatX *qkv) {
+struct fused_call fused_call_of(const struct fused_library *library, float scale) {
     struct fused_call call;
-    const int64_t keys = (int64_t)shape.num_heads * shape.head_dim;
     memset(&call, 0, sizeof call);
-    call.scale = shape.scale;
+    call.scale = scale;
     call.hidden = library->version < 91000 ? -FLT_MAX : -INFINITY; // older versions can't have infinity in a softmax
     call.one = 1;
+    return call;
+}
+// Returns fused_call_of, with the addresses of Q, K and V.
+static struct fused_call fused_call_with(const struct fused_library *library, struct attention_shape shape,
+                                         const floatX *qkv) {
+    struct fused_call call = fused_call_of(library, shape.scale);
+    const int64_t keys = (int64_t)shape.num_heads * shape.head_dim;
     call.tensors[FUSED_Q] = qkv;
     call.tensors[FUSED_K] = qkv + keys;
     call.tensors[FUSED_V] = qkv + keys + (int64_t)shape.num_query_groups * shape.head_dim;
     return call;
 }
 
-// Returns the plan of a key. Ends the program where there is none.
-static struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key) {
+struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key) {
     struct fused_plan *p = library->handle ? fused_plan_for(library, key) : NULL;
     if (p == NULL || p->plan == NULL)
         fail("cuDNN's attention can't run: %s",
              p ? p->builder.reason : (library->handle ? "too many shapes" : library->obstacle));
     return p;
 }
-// Enqueues a call by its plan. workspace: cuDNN's own part. A refusal ends the program or, where library->checks, goes
-// to library->broken.
-static void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call,
-                      void *workspace, struct device *dev) {
+void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
+               struct device *dev) {
     struct cudnn_builder b;
     int64_t ids[FUSED_TENSORS];
     void *pointers[FUSED_TENSORS];
@@ -355,7 +351,7 @@ static void fused_run(struct fused_library *library, const struct fused_plan *p,
     b.functions = &library->functions;
     call->tensors[FUSED_SCALE] = &call->scale;
     call->tensors[FUSED_HIDDEN] = p->key.full ? NULL : &call->hidden;
-    call->tensors[FUSED_ONE] = p->key.backward ? &call->one : NULL;
+    call->tensors[FUSED_ONE] = p->key.backward && p->key.types == FUSED_BF16 ? &call->one : NULL;
     for (int id = 0; id < FUSED_TENSORS; id++)
         if (call->tensors[id]) {
             ids[count] = id;
@@ -386,7 +382,7 @@ void fused_forward(floatX *out,       // (B, T, H * D)
     struct fused_library *library = fused_library_of(dev);
     const struct fused_key key = fused_key_of(shape, false, FUSED_SUM_ANY);
     const struct fused_plan *p = fused_plan_to_run(library, &key);
-    struct fused_call call = fused_call_of(library, shape, qkv);
+    struct fused_call call = fused_call_with(library, shape, qkv);
     call.tensors[FUSED_OUT] = out;
     call.tensors[FUSED_LSE] = lse ? (void *)lse : workspace;
     fused_run(library, p, &call, (char *)workspace + fused_scratch_bytes(&key), dev);
@@ -403,7 +399,7 @@ void fused_backward_by(enum fused_order order,
     struct fused_library *library = fused_library_of(dev);
     const struct fused_key key = fused_key_of(shape, true, order);
     const struct fused_plan *p = fused_plan_to_run(library, &key);
-    struct fused_call call = fused_call_of(library, shape, qkv);
+    struct fused_call call = fused_call_with(library, shape, qkv);
     char *dq_sum = (char *)workspace + fused_rows_bytes(&key);
     floatX *dk = dqkv + key.heads * key.head_dim;
     call.tensors[FUSED_OUT] = out;

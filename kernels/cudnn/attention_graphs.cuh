@@ -25,6 +25,27 @@ enum fused_tensor {
     FUSED_DV,
     FUSED_ROW_SUMS, // (B, H, T) fp32, scratch: the sums of dout * out
     FUSED_DQ_SUM,   // (B, H, T, D) fp32, scratch: dQ as it is summed
+    // of FP8 attention, one fp32 number in the device's memory each: what a tensor's codes are multiplied by to be read,
+    // what its values are multiplied by before they are encoded, the largest magnitude of its values
+    FUSED_DESCALE_Q,
+    FUSED_DESCALE_K,
+    FUSED_DESCALE_V,
+    FUSED_DESCALE_P,
+    FUSED_DESCALE_OUT,
+    FUSED_DESCALE_DOUT,
+    FUSED_DESCALE_DS,
+    FUSED_SCALE_P,
+    FUSED_SCALE_OUT,
+    FUSED_SCALE_DS,
+    FUSED_SCALE_DQ,
+    FUSED_SCALE_DK,
+    FUSED_SCALE_DV,
+    FUSED_AMAX_P,
+    FUSED_AMAX_OUT,
+    FUSED_AMAX_DS,
+    FUSED_AMAX_DQ,
+    FUSED_AMAX_DK,
+    FUSED_AMAX_DV,
     FUSED_TENSORS,
 };
 
@@ -37,9 +58,17 @@ enum fused_order {
     FUSED_SUM_TURNS, // in fp32 in memory, tile after tile: memory linear in T, and slower; on 9.0, from 9.25 on
 };
 
+// The types of attention's tensors. In both kinds of FP8 attention q, k, v, P and out are E4M3.
+enum fused_types {
+    FUSED_BF16,
+    FUSED_HYBRID, // dout, dS and the gradients are E5M2
+    FUSED_E4M3,   // dout, dS and the gradients are E4M3
+};
+
 // Every member is an int64, so that keys compare by their bytes.
 struct fused_key {
     int64_t B, T, heads, groups, head_dim, full, backward, order; // order: enum fused_order, of backward
+    int64_t types, wide; // types: enum fused_types; wide: of FP8 attention, outputs are bf16
 };
 
 // A view of `heads` heads in rows of `row` elements a token: (B, heads, T, D), or, transposed, (B, heads, D, T).
@@ -47,9 +76,9 @@ struct fused_view {
     struct cudnn_tensor tensor;
     int64_t strides[CUDNN_RANK];
 };
-// Creates a view, in bf16, of a tensor in memory, whose address the variant pack has by its id.
-static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
-                                       int64_t heads, int64_t row, bool transposed) {
+// Creates a view, in `type`, of a tensor in memory, whose address the variant pack has by its id.
+static struct fused_view fused_view_as(struct cudnn_builder *b, const struct fused_key *k, enum cudnn_data_type type,
+                                       enum fused_tensor id, int64_t heads, int64_t row, bool transposed) {
     struct fused_view view = {{NULL, {0}}, {k->T * row, k->head_dim, row, 1}};
     int64_t dims[CUDNN_RANK] = {k->B, heads, k->T, k->head_dim};
     if (transposed) {
@@ -58,8 +87,13 @@ static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fus
         view.strides[2] = 1;
         view.strides[3] = row;
     }
-    view.tensor = cudnn_tensor_of(b, id, CUDNN_DATA_BFLOAT16, dims, view.strides, CUDNN_IN_MEMORY);
+    view.tensor = cudnn_tensor_of(b, id, type, dims, view.strides, CUDNN_IN_MEMORY, CUDNN_ALIGNMENT);
     return view;
+}
+// Creates fused_view_as in bf16.
+static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
+                                       int64_t heads, int64_t row, bool transposed) {
+    return fused_view_as(b, k, CUDNN_DATA_BFLOAT16, id, heads, row, transposed);
 }
 // Creates a tensor of one fp32 number for each row of the scores.
 static struct cudnn_tensor fused_rows(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id) {

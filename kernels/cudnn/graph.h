@@ -7,9 +7,9 @@
 #include <assert.h>            // assert
 
 enum {
-    CUDNN_RANK = 4,              // of every tensor
-    CUDNN_MAX_DESCRIPTORS = 160, // attention's backward graph has some 80, and a few for each configuration tried
-    CUDNN_MAX_OPERATIONS = 32,
+    CUDNN_RANK = 4,               // of every tensor
+    CUDNN_MAX_DESCRIPTORS = 224,  // attention's backward graph in FP8 has 146, and a few for each configuration tried
+    CUDNN_MAX_OPERATIONS = 48,    // of attention's backward in FP8: 43
     CUDNN_MAX_CONFIGURATIONS = 8, // tried for one graph
     CUDNN_VIRTUAL_IDS = 1000,     // unique ids of tensors that are never in memory; the caller's are below
     CUDNN_ALIGNMENT = 16,         // bytes, of tensors in memory
@@ -99,10 +99,10 @@ static inline void cudnn_close(struct cudnn_builder *b) {
 
 // ---- tensors ----
 
-// Creates a tensor; strides are in elements.
+// Creates a tensor; strides are in elements, alignment in bytes.
 static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                                   const int64_t dims[CUDNN_RANK], const int64_t strides[CUDNN_RANK],
-                                                  enum cudnn_place place) {
+                                                  enum cudnn_place place, int64_t alignment) {
     struct cudnn_tensor t;
     char what[32];
     snprintf(what, sizeof what, "tensor %d", (int)id);
@@ -111,8 +111,7 @@ static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64
     t.id = id;
     cudnn_set_int64(b, t.descriptor, CUDNN_ATTR_TENSOR_UNIQUE_ID, id);
     cudnn_set_type(b, t.descriptor, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
-    cudnn_set_int64(b, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT,
-                    place == CUDNN_BY_VALUE ? (int64_t)sizeof(float) : (int64_t)CUDNN_ALIGNMENT);
+    cudnn_set_int64(b, t.descriptor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment);
     cudnn_set(b, t.descriptor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, CUDNN_RANK, dims);
     cudnn_set(b, t.descriptor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, CUDNN_RANK, strides);
     cudnn_set_bool(b, t.descriptor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, place == CUDNN_VIRTUAL);
@@ -124,17 +123,22 @@ static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64
 static inline struct cudnn_tensor cudnn_dense(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                               const int64_t dims[CUDNN_RANK], enum cudnn_place place) {
     const int64_t strides[CUDNN_RANK] = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
-    return cudnn_tensor_of(b, id, type, dims, strides, place);
+    return cudnn_tensor_of(b, id, type, dims, strides, place, CUDNN_ALIGNMENT);
 }
 // Creates a virtual tensor without gaps, with an id of its own.
 static inline struct cudnn_tensor cudnn_virtual(struct cudnn_builder *b, enum cudnn_data_type type,
                                                 const int64_t dims[CUDNN_RANK]) {
     return cudnn_dense(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, CUDNN_VIRTUAL);
 }
+// Creates one fp32 number in the device's memory, which a graph may read or write.
+static inline struct cudnn_tensor cudnn_cell(struct cudnn_builder *b, int64_t id) {
+    const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
+    return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_IN_MEMORY, sizeof(float));
+}
 // Creates one fp32 number, whose address in the host's memory the variant pack has.
 static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t id) {
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
-    return cudnn_dense(b, id, CUDNN_DATA_FLOAT, one, CUDNN_BY_VALUE);
+    return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_BY_VALUE, sizeof(float));
 }
 
 // ---- operations: each writes a tensor that the caller describes, and computes in fp32 if it is not said ----
@@ -237,7 +241,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[3], x.dims[2]};
     const int64_t turned[CUDNN_RANK] = {strides[0], strides[1], strides[3], strides[2]};
     const struct cudnn_tensor y =
-        cudnn_tensor_of(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, turned, CUDNN_VIRTUAL);
+        cudnn_tensor_of(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, turned, CUDNN_VIRTUAL, CUDNN_ALIGNMENT);
     struct cudnn_descriptor *operation = cudnn_make(b, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor);
     cudnn_set_descriptor(b, operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);

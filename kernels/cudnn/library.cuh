@@ -33,6 +33,13 @@ struct fused_library {
     struct fused_plan plans[FUSED_PLANS];
 };
 
+// The addresses of a call's tensors, by their ids; NULL: not in the graph. fused_run sets the addresses of
+// numbers by value.
+struct fused_call {
+    const void *tensors[FUSED_TENSORS];
+    float scale, hidden, one;
+};
+
 __BEGIN_DECLS
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
 // Returns the device's library, opened at the first call, until fused_close. Its handle is NULL if it can't be opened.
@@ -47,6 +54,17 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
 // where it can.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
+// Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
+// the key, its `plan` is NULL. library->handle is not NULL.
+struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
+// Returns the plan of a key. Ends the program where there is none.
+struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
+// Returns a call's numbers, for a scale of the scores; the addresses are NULL.
+struct fused_call fused_call_of(const struct fused_library *library, float scale);
+// Enqueues a call by its plan. workspace: cuDNN's own part. A refusal ends the program or, where library->checks, goes
+// to library->broken.
+void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
+               struct device *dev);
 // The number of bytes of workspace for a key; 0 where the library, whose handle is not NULL, has no plan for it.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
 // Does fused_backward with dQ summed in this order.
