@@ -286,7 +286,7 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # fp32 only: it moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_frozen_format op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
-EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_check_attention unit_check_copies unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
+EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_cudnn_fp8 unit_check_attention unit_check_copies unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers unit_work_segments \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS)))))
 # In bf16 only: op_fp8_gpt, since FP8 is trained with bf16; op_fit and op_offload, since neither what the search finds
 # nor what is copied depends on the precision.

@@ -4,7 +4,7 @@
 //
 // A call that breaks a rule returns the library's status, and cudnnGetLastErrorString says what it broke.
 // test/emu/cudnn_descriptors.h has the rules of attributes; cudnn_operations.h has the rules of tensors, operations and
-// graphs; cudnn_sdpa.h has the graphs that the engine takes. Results are computed from the graph's operations only
+// graphs; cudnn_sdpa.h and cudnn_sdpa_fp8.h have the graphs that the engines take. Results are computed from the graph's operations only
 // (cudnn_run.h).
 //
 // It is stricter than the library. cuDNN 9.19 lets these pass: dimensions of 0, elements one on another, tensors
@@ -30,8 +30,8 @@
 //                      backward: dV is too large by a tenth; nan: one element of dQ is NaN; bits: an element of O
 //                      differs
 //                      from run to run; order: an element of dQ does
-// A sum of dQ in memory is added in another order each time, as the library's is, so that its bits differ; the engine
-// that adds in turn has the same bits each time.
+// A sum of dQ in memory, which in FP8 the graph does not show, is added in another order each time, as the library's is,
+// so that its bits differ; the engines that add in turn have the same bits each time.
 #include "test/emu/cudnn_run.h"
 #include <dlfcn.h> // dlopen
 
@@ -206,10 +206,16 @@ static cudnnStatus_t emu_cudnn_configuration_supports(const emu_cudnn_descriptor
     const emu_cudnn_engine *engine = emu_cudnn_engine_here(index);
     EMU_CUDNN_HOLD(engine, CUDNN_STATUS_NOT_SUPPORTED, "no engine %lld on compute capability %d", (long long)index,
                    emu_cudnn_capability());
-    EMU_CUDNN_HOLD(match->backward && (match->dq_sum >= 0) == engine->sums_dq, CUDNN_STATUS_NOT_SUPPORTED,
-                   "engine %lld takes the backward pass %s a sum of dQ in memory", (long long)index,
-                   engine->sums_dq ? "with" : "without");
-    const std::map<int32_t, int64_t> knobs = emu_cudnn_knobs_of(configuration);
+    EMU_CUDNN_HOLD(match->backward && (match->dq_product >= 0 || (match->dq_sum >= 0) == engine->sums_dq),
+                   CUDNN_STATUS_NOT_SUPPORTED, "engine %lld takes the backward pass %s a sum of dQ in memory",
+                   (long long)index, engine->sums_dq ? "with" : "without");
+    std::map<int32_t, int64_t> knobs = emu_cudnn_knobs_of(configuration);
+    if (match->dq_product >= 0) { // in FP8
+        EMU_CUDNN_HOLD(knobs.count(CUDNN_KNOB_TYPE_STAGES) && knobs[CUDNN_KNOB_TYPE_STAGES] == (index == 6 ? 1 : 2),
+                       CUDNN_STATUS_NOT_SUPPORTED, "engine %lld in FP8 with other STAGES", (long long)index);
+        match->in_turn = index != 6;
+        return CUDNN_STATUS_SUCCESS;
+    }
     EMU_CUDNN_HOLD(engine->knobs.empty() ? knobs.count(CUDNN_KNOB_TYPE_KERNEL_CFG) > 0 : knobs == engine->knobs,
                    CUDNN_STATUS_NOT_SUPPORTED, "engine %lld without the choice of a kernel", (long long)index);
     match->in_turn = engine->sums_dq;

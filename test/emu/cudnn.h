@@ -38,7 +38,9 @@ typedef enum {
     CUDNN_DATA_INT32 = 4,
     CUDNN_DATA_BFLOAT16 = 9,
     CUDNN_DATA_INT64 = 10,
-    CUDNN_DATA_BOOLEAN = 11
+    CUDNN_DATA_BOOLEAN = 11,
+    CUDNN_DATA_FP8_E4M3 = 12,
+    CUDNN_DATA_FP8_E5M2 = 13
 } cudnnDataType_t;
 
 typedef enum {
@@ -72,7 +74,8 @@ typedef enum {
     CUDNN_REDUCE_TENSOR_ADD = 0,
     CUDNN_REDUCE_TENSOR_MUL = 1,
     CUDNN_REDUCE_TENSOR_MIN = 2,
-    CUDNN_REDUCE_TENSOR_MAX = 3
+    CUDNN_REDUCE_TENSOR_MAX = 3,
+    CUDNN_REDUCE_TENSOR_AMAX = 4
 } cudnnReduceTensorOp_t;
 
 typedef enum {

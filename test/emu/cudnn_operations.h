@@ -30,13 +30,18 @@ static int64_t emu_cudnn_type_bytes(cudnnDataType_t type) {
     case CUDNN_DATA_INT32: return 4;
     case CUDNN_DATA_HALF:
     case CUDNN_DATA_BFLOAT16: return 2;
-    case CUDNN_DATA_BOOLEAN: return 1;
+    case CUDNN_DATA_BOOLEAN:
+    case CUDNN_DATA_FP8_E4M3:
+    case CUDNN_DATA_FP8_E5M2: return 1;
     case CUDNN_DATA_DOUBLE:
     case CUDNN_DATA_INT64: return 8;
     }
     return 0;
 }
 static bool emu_cudnn_is_16bit(cudnnDataType_t type) { return type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16; }
+static bool emu_cudnn_is_fp8(cudnnDataType_t type) {
+    return type == CUDNN_DATA_FP8_E4M3 || type == CUDNN_DATA_FP8_E5M2;
+}
 static int64_t emu_cudnn_count(const emu_cudnn_tensor &t) {
     int64_t count = 1;
     for (const int64_t dim : t.dims)

@@ -1,7 +1,7 @@
 // Runs a graph's operations for test/emu/cudnn.cpp, one after another. Each runs over whole tensors in fp32, and its
 // result is rounded to the tensor's type.
 #pragma once
-#include "test/emu/cudnn_sdpa.h"
+#include "test/emu/cudnn_sdpa_fp8.h"
 #include <math.h> // expf
 
 struct emu_cudnn_run {
@@ -54,6 +54,35 @@ static uint16_t emu_cudnn_to_bf16(float value) {
         return 0x7fff;
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+// Returns the value of an FP8 code. E4M3 has no infinities and one NaN of each sign; E5M2 has IEEE 754's.
+static float emu_cudnn_from_fp8(unsigned char code, cudnnDataType_t type) {
+    const int bits = type == CUDNN_DATA_FP8_E4M3 ? 3 : 2, bias = type == CUDNN_DATA_FP8_E4M3 ? 7 : 15;
+    const int exponent = (code & 0x7f) >> bits, mantissa = code & ((1 << bits) - 1);
+    float magnitude = exponent == 0 ? ldexpf((float)mantissa, 1 - bias - bits)
+                                    : ldexpf((float)(mantissa + (1 << bits)), exponent - bias - bits);
+    if (type == CUDNN_DATA_FP8_E4M3 ? (code & 0x7f) == 0x7f : (code & 0x7f) > 0x7c)
+        magnitude = NAN;
+    if (type == CUDNN_DATA_FP8_E5M2 && (code & 0x7f) == 0x7c)
+        magnitude = INFINITY;
+    return code >> 7 ? -magnitude : magnitude;
+}
+// Returns the code nearest to a value, of two the even one; the largest finite one for what is beyond it.
+static unsigned char emu_cudnn_to_fp8(float value, cudnnDataType_t type) {
+    const int bits = type == CUDNN_DATA_FP8_E4M3 ? 3 : 2, bias = type == CUDNN_DATA_FP8_E4M3 ? 7 : 15;
+    const float largest = type == CUDNN_DATA_FP8_E4M3 ? 448.0f : 57344.0f;
+    const unsigned char sign = signbit(value) ? 0x80 : 0;
+    int exponent = 0;
+    if (value != value)
+        return 0x7f;
+    if (value == 0)
+        return sign;
+    const float magnitude = fminf(fabsf(value), largest);
+    frexpf(magnitude, &exponent); // magnitude < 2^exponent
+    exponent = exponent - 1 > 1 - bias ? exponent - 1 : 1 - bias;
+    // in units of the last place: from 1 << bits on it is normal; a carry to the next exponent is the next code
+    const int units = (int)nearbyintf(ldexpf(magnitude, bits - exponent));
+    return (unsigned char)(sign | (((exponent + bias - 1) << bits) + units));
+}
 static float emu_cudnn_load(const void *at, int64_t i, cudnnDataType_t type) {
     switch (type) {
     case CUDNN_DATA_FLOAT: return ((const float *)at)[i];
@@ -61,6 +90,8 @@ static float emu_cudnn_load(const void *at, int64_t i, cudnnDataType_t type) {
     case CUDNN_DATA_BFLOAT16: return emu_cudnn_from_bf16(((const uint16_t *)at)[i]);
     case CUDNN_DATA_INT32: return (float)((const int32_t *)at)[i];
     case CUDNN_DATA_BOOLEAN: return (float)((const unsigned char *)at)[i];
+    case CUDNN_DATA_FP8_E4M3:
+    case CUDNN_DATA_FP8_E5M2: return emu_cudnn_from_fp8(((const unsigned char *)at)[i], type);
     case CUDNN_DATA_DOUBLE: return (float)((const double *)at)[i];
     case CUDNN_DATA_INT64: return (float)((const int64_t *)at)[i];
     }
@@ -73,6 +104,8 @@ static void emu_cudnn_store(void *at, int64_t i, cudnnDataType_t type, float val
     case CUDNN_DATA_BFLOAT16: ((uint16_t *)at)[i] = emu_cudnn_to_bf16(value); break;
     case CUDNN_DATA_INT32: ((int32_t *)at)[i] = (int32_t)value; break;
     case CUDNN_DATA_BOOLEAN: ((unsigned char *)at)[i] = value != 0; break;
+    case CUDNN_DATA_FP8_E4M3:
+    case CUDNN_DATA_FP8_E5M2: ((unsigned char *)at)[i] = emu_cudnn_to_fp8(value, type); break;
     case CUDNN_DATA_DOUBLE: ((double *)at)[i] = value; break;
     case CUDNN_DATA_INT64: ((int64_t *)at)[i] = (int64_t)value; break;
     }
@@ -84,6 +117,8 @@ static float emu_cudnn_round(float value, cudnnDataType_t type) {
     case CUDNN_DATA_INT32:
     case CUDNN_DATA_INT64: return truncf(value);
     case CUDNN_DATA_BOOLEAN: return value != 0;
+    case CUDNN_DATA_FP8_E4M3:
+    case CUDNN_DATA_FP8_E5M2: return emu_cudnn_from_fp8(emu_cudnn_to_fp8(value, type), type);
     case CUDNN_DATA_FLOAT:
     case CUDNN_DATA_DOUBLE: break;
     }
@@ -193,21 +228,23 @@ static void emu_cudnn_run_reduction(const emu_cudnn_operation &o, const emu_cudn
         strides[0][i] *= parts[i];
     }
     const int64_t count = emu_cudnn_count(*x.tensor) / emu_cudnn_count(y);
+    const bool whole = emu_cudnn_count(y) == 1; // the elements lie in order
     emu_cudnn_walk(y.dims, strides, [&](int64_t i, const int64_t *at) {
-        float sum = o.sum == CUDNN_REDUCE_TENSOR_ADD   ? 0
-                    : o.sum == CUDNN_REDUCE_TENSOR_MUL ? 1
-                    : o.sum == CUDNN_REDUCE_TENSOR_MAX ? -INFINITY
-                                                       : INFINITY;
+        const bool amax = o.sum == CUDNN_REDUCE_TENSOR_AMAX;
+        float sum = o.sum == CUDNN_REDUCE_TENSOR_ADD || amax ? 0
+                    : o.sum == CUDNN_REDUCE_TENSOR_MUL       ? 1
+                    : o.sum == CUDNN_REDUCE_TENSOR_MAX       ? -INFINITY
+                                                             : INFINITY;
         for (int64_t j = 0; j < count; j++) {
-            int64_t rest = j, offset = at[0];
-            for (size_t axis = parts.size(); axis-- > 0; rest /= parts[axis])
+            int64_t rest = j, offset = whole ? j : at[0];
+            for (size_t axis = whole ? 0 : parts.size(); axis-- > 0; rest /= parts[axis])
                 offset += rest % parts[axis] * packed[axis];
-            const float value = (*x.data)[(size_t)offset];
-            sum = o.sum == CUDNN_REDUCE_TENSOR_ADD   ? sum + value
-                  : o.sum == CUDNN_REDUCE_TENSOR_MUL ? sum * value
-                  : value != value                   ? value
-                  : o.sum == CUDNN_REDUCE_TENSOR_MAX ? (value > sum ? value : sum)
-                                                     : (value < sum ? value : sum);
+            const float element = (*x.data)[(size_t)offset], value = amax ? fabsf(element) : element;
+            sum = o.sum == CUDNN_REDUCE_TENSOR_ADD           ? sum + value
+                  : o.sum == CUDNN_REDUCE_TENSOR_MUL         ? sum * value
+                  : value != value                           ? value
+                  : o.sum == CUDNN_REDUCE_TENSOR_MAX || amax ? (value > sum ? value : sum)
+                                                             : (value < sum ? value : sum);
         }
         (*result)[(size_t)i] = emu_cudnn_round(sum, y.type);
     });
@@ -403,7 +440,7 @@ static void emu_cudnn_run_graph(const emu_cudnn_run *run) {
         switch (o.kind) {
         case EMU_POINTWISE: emu_cudnn_run_pointwise(o, y, &result, from); break;
         case EMU_MATMUL: {
-            const bool any_order = o.y == run->match.dq_sum && !run->match.in_turn;
+            const bool any_order = (o.y == run->match.dq_sum || o.y == run->match.dq_product) && !run->match.in_turn;
             const int64_t K = from[0].tensor->dims.back(), some = any_order ? 7 * turn++ % K : 0;
             emu_cudnn_run_matmul(y, &result, from[0], from[1], some);
             break;

@@ -1,5 +1,5 @@
 // Which graphs the engine of test/emu/cudnn.cpp takes: scaled dot product attention as cuDNN's engines take it, forward
-// and backward, operation by operation. All of a graph must be of the pattern. What the graph computes then follows
+// and backward, operation by operation. Attention in FP8 is in test/emu/cudnn_sdpa_fp8.h. All of a graph must be of the pattern. What the graph computes then follows
 // from its operations only (test/emu/cudnn_run.h). In the formulas (a, b) is a product of matrices, a * b one of
 // elements, and x' is x transposed.
 #pragma once
@@ -10,7 +10,9 @@ struct emu_cudnn_match {
     std::set<int64_t> used; // outputs of the operations that were found in the pattern
     // Unique ids of attention's tensors; -1: none. hidden: the score of a masked key.
     int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum;
-    bool backward, causal, in_turn; // in_turn: dq_sum is added to one tile after another
+    // FP8 attention's product that makes dQ, which is summed in memory that is not the graph's; -1: other attention
+    int64_t dq_product;
+    bool backward, causal, in_turn; // in_turn: dQ is added to one tile after another
     std::vector<int64_t> rounded;   // operands of products that must be of 16 bits, such as p
 };
 
@@ -169,7 +171,7 @@ static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk,
 }
 
 static emu_cudnn_match emu_cudnn_match_none(const emu_cudnn_graph *graph) {
-    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, false, {}};
+    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, false, {}};
 }
 // Returns the tensors that the graph writes and does not read: forward o and stats, backward dq, dk and dv.
 static std::vector<int64_t> emu_cudnn_results(const emu_cudnn_graph *graph) {
@@ -268,13 +270,9 @@ static cudnnStatus_t emu_cudnn_hold_tensors(const emu_cudnn_match *m) {
         EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->dq_sum, CUDNN_DATA_FLOAT, {B, H, T, D}, 3));
     return emu_cudnn_hold_rows(m, m->row_sum, {B, H, T, 1});
 }
-// Checks that the engine takes a graph; *match: attention's tensors in it.
-static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_match *match) {
+// Checks that the engine takes a graph without FP8; *match: attention's tensors in it.
+static cudnnStatus_t emu_cudnn_supports_16bit(const emu_cudnn_graph *graph, emu_cudnn_match *match) {
     const int capability = emu_cudnn_capability();
-    EMU_CUDNN_HOLD(!graph->written_by.empty(), CUDNN_STATUS_BAD_PARAM, "a graph without a handle");
-    EMU_CUDNN_HOLD(!emu_cudnn_refuses("operation") || !graph->single, CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                   "EMU_CUDNN_REFUSE=operation");
-    EMU_CUDNN_HOLD(!emu_cudnn_refuses("graph"), CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "EMU_CUDNN_REFUSE=graph");
     EMU_CUDNN_HOLD(emu_cudnn_find_match(graph, match), CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                    "a graph of %zu operations that is not attention", graph->operations.size());
     const emu_cudnn_tensor &q = graph->tensors.at(match->q), &k = graph->tensors.at(match->k);
@@ -294,10 +292,10 @@ static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_
                    "one query of one key");
     return CUDNN_STATUS_SUCCESS;
 }
-// Returns about as many bytes as the real engines ask for: dk and dv of each head before heads are added; and, unless
+// Returns about as many bytes as the real engines ask for, without FP8: dk and dv of each head before heads are added; and, unless
 // dq is summed in memory, that sum in fp32 or, on compute capability 9.0, all of dp. On 9.0 this is never 0, elsewhere
 // often.
-static int64_t emu_cudnn_workspace_bytes(const emu_cudnn_match *m) {
+static int64_t emu_cudnn_workspace_16bit_bytes(const emu_cudnn_match *m) {
     const emu_cudnn_tensor &q = m->graph->tensors.at(m->q), &k = m->graph->tensors.at(m->k);
     const int64_t least = emu_cudnn_capability() / 10 == 9 ? 256 : 0;
     if (!m->backward)
