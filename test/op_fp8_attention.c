@@ -136,8 +136,14 @@ static void layer_forward(struct layer *l, bool first) {
     fp8_attention_cast(l->qkv8, l->qkv, l->call, first, &dev);
     fp8_attention_forward(l->call.outputs_in_fp8 ? l->out8 : NULL, l->call.outputs_in_fp8 ? NULL : l->out, l->lse,
                           l->qkv8, l->call, first, l->workspace, &dev);
-    if (!l->call.outputs_in_fp8)
-        cast_all(l->out8, l->call.out, FP8_E4M3, l->out, out_count(l->shape));
+    device_synchronize(&dev);
+    if (l->call.outputs_in_fp8)
+        return;
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < out_count(l->shape); i++)
+        largest = fp8_magnitude(to_float(l->out[i])) > largest ? fp8_magnitude(to_float(l->out[i])) : largest;
+    assert_int_equal(l->call.out->amax, largest);
+    cast_all(l->out8, l->call.out, FP8_E4M3, l->out, out_count(l->shape));
     device_synchronize(&dev);
 }
 static void layer_backward(struct layer *l) {
@@ -145,18 +151,23 @@ static void layer_backward(struct layer *l) {
     fp8_attention_backward(l->dqkv, l->dout8, l->qkv8, l->out8, l->lse, l->call, l->amax, l->workspace, &dev);
     device_synchronize(&dev);
 }
-// Skips the test that it begins where the target can't compute a shape.
-static void needs_fp8_attention(struct attention_shape s, bool delayed) {
+// Whether the target computes a shape, forward and backward; says why not. The emulated GPU and cuDNN's stand-in must.
+static bool takes(struct attention_shape s, bool delayed) {
     const struct fp8_attention_demands demands = {true, delayed, true};
     char reason[256];
     fp8_attention_unavailable_reason(reason, sizeof reason, s, demands, &dev);
     if (!*reason)
-        return;
+        return true;
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
     fail_msg("the emulated GPU and cuDNN's stand-in take it: %s", reason);
 #endif
     print_message("FP8 attention %s\n", reason);
-    skip();
+    return false;
+}
+// Skips the test that it begins where the target can't compute a shape.
+static void needs_fp8_attention(struct attention_shape s, bool delayed) {
+    if (!takes(s, delayed))
+        skip();
 }
 
 // ---- The formulas, in double ----
@@ -408,7 +419,9 @@ static void attention_follows_the_formulas(void **state) {
             const int *n = shapes[i];
             if ((SLOW || i > 1) && kind != i % 4)
                 continue;
-            check_formulas(shape_of(n[0], n[1], n[2], n[3], n[4]), formats[kind / 2], kind % 2 == 0, i == 3);
+            const struct attention_shape s = shape_of(n[0], n[1], n[2], n[3], n[4]);
+            if (takes(s, kind % 2 == 0))
+                check_formulas(s, formats[kind / 2], kind % 2 == 0, i == 3);
         }
 }
 #ifdef CUDA_EMULATED
@@ -473,6 +486,8 @@ static void errors_are_those_of_the_formats(void **state) {
         skip();
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         uint64_t random = 1024;
+        if (!takes(s, kinds[k].delayed))
+            continue;
         test_case(random, "%s", kinds[k].what);
         struct layer l = layer_make(s, kinds[k].gradients, kinds[k].delayed, kinds[k].sink, &random);
         l.call.full = kinds[k].full;
@@ -520,6 +535,8 @@ static void bits_are_the_same_again(void **state) {
     const int threads = omp_get_max_threads();
     for (int delayed = 0; delayed < 2; delayed++) {
         uint64_t random = 7, other = 7;
+        if (!takes(s, delayed))
+            continue;
         test_case(random, "%s", delayed ? "delayed" : "tensorwise");
         struct layer l = layer_make(s, FP8_E5M2, delayed, false, &random),
                      again = layer_make(s, FP8_E5M2, delayed, false, &other);
@@ -702,6 +719,55 @@ static void what_is_not_taken_is_refused_by_name(void **state) {
     assert_true(strstr(reason, "--attn-logit-softcapping") != NULL);
 }
 
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
+// Checks that a library that computes something else is found out, on compute capability 10.x and 9.0.
+static void a_wrong_library_is_found_out(void **state) {
+    static const struct {
+        const char *fault, *words; // words "": nothing is wrong
+        bool hopper;
+    } cases[] = {{"none", "", true},
+                 {"none", "", false},
+                 {"forward", "its output is wrong on this GPU", false},
+                 {"backward", "its dV is wrong on this GPU", true},
+                 {"nan", "its dQ is wrong on this GPU", false},
+                 {"bits", "its forward pass, computed again on this GPU, gives other bits", false},
+                 {"order", "its deterministic backward pass, computed again", false}};
+    if (!in_long_run()) // a case takes a second; test_cuda_engine.py has one
+        skip();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct fp8_attention_demands demands = {true, cases[i].hopper, cases[i].hopper};
+        const struct attention_shape s = shape_of(2, 64, 2, 1, cases[i].hopper ? 128 : 64);
+        char reason[256];
+        test_case_without_seed("fault %s, compute capability %s", cases[i].fault, cases[i].hopper ? "9.0" : "10.0");
+        emulate(cases[i].hopper ? "9.0" : "10.0");
+        setenv("EMU_CUDNN_FAULT", cases[i].fault, 1);
+        fp8_attention_check(reason, sizeof reason, s, demands, formats[i % 2], &dev);
+        if (*cases[i].words ? !strstr(reason, cases[i].words) : *reason)
+            fail_msg("\"%s\", expected \"%s\"", reason, cases[i].words);
+    }
+    unsetenv("EMU_CUDNN_FAULT");
+    emulate("10.0");
+}
+// Checks the refusals that depend on the library: none is there, it refuses, it is old.
+static void a_missing_library_is_named(void **state) {
+    static const char *const cases[][3] = {{"EMU_CUDNN_REFUSE", "create", "needs cuDNN: "},
+                                           {"EMU_CUDNN_REFUSE", "graph", "is refused by cuDNN 9.28.0, forward: "},
+                                           {"EMU_CUDNN_VERSION", "92400", "needs cuDNN 9.25, and 9.24.0 is installed"}};
+    const struct fp8_attention_demands demands = {true, true, true};
+    for (int i = 0; i < 3; i++) {
+        char reason[256];
+        setenv(cases[i][0], cases[i][1], 1);
+        emulate("9.0");
+        fp8_attention_unavailable_reason(reason, sizeof reason, shape_of(1, 128, 2, 2, 128), demands, &dev);
+        if (!strstr(reason, cases[i][2]))
+            fail_msg("\"%s\", expected \"%s\"", reason, cases[i][2]);
+        unsetenv(cases[i][0]);
+    }
+    setenv("EMU_CUDNN_VERSION", "92800", 1);
+    emulate("10.0");
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_follows_the_formulas),
@@ -716,6 +782,10 @@ int main(void) {
         cmocka_unit_test(codes_are_transposed),
         cmocka_unit_test(scales_are_settled),
         cmocka_unit_test(what_is_not_taken_is_refused_by_name),
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
+        cmocka_unit_test(a_wrong_library_is_found_out),
+        cmocka_unit_test(a_missing_library_is_named),
+#endif
     };
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1); // the tests read what ops write
 #ifdef CUDA_EMULATED

@@ -436,6 +436,10 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
         snprintf(reason, size, "takes only bf16 on a GPU");
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
+void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
+                         enum fp8_format gradients, struct device *dev) {
+    reason[0] = 0;
+}
 uint64_t fused_installed(void) { return 0; }
 const char *fused_describe(struct device *dev) { return "cuDNN"; }
 bool fused_leads(bool own, struct device *dev) { return false; }

@@ -17,6 +17,7 @@
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
+#include "kernels/fp8/attention.cuh"   // struct fp8_attention_demands
 #include <stdint.h>                    // uint64_t
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
@@ -67,4 +68,9 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
 // forward is wrong as one operation, drops all plans, so that no graph may be recorded yet, and forward is a graph of
 // operations from then on. Does nothing in a build for fp32 or the CPU.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
+// Writes to `reason` (size bytes) how FP8 attention differs from flash attention of the same codes, or from itself when
+// it is computed again, at a shape like this one; an empty text where it does not differ, no GPU is open or no flash
+// takes the shape. Does nothing in a build for fp32 or the CPU.
+void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
+                         enum fp8_format gradients, struct device *dev);
 __END_DECLS

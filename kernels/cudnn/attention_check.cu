@@ -2,16 +2,23 @@
 // backward at the model's heads and few tokens, forward a second time and, where it has to give the same bits, backward
 // too, since no note tells of an engine that sums dQ as the tiles are done. The library is not in the tests of this
 // program, and its versions have been wrong in silence: what is wrong on this GPU is a reason not to take it.
+//
+// Attention in FP8 is checked against flash attention of what its codes of q, k, v and dout hold.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/flash.cuh" // flash_forward, flash_backward
 #include "kernels/cudnn/attention.cuh" // fused_forward, fused_backward
 #include "kernels/cudnn/library.cuh"   // struct fused_library
 #include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"    // device_synchronize
+#include "kernels/fp8/attention.cuh"   // struct fp8_attention
+#include "kernels/fp8/cast.cuh"        // fp8_amax, fp8_cast
 
 // Two attentions in bf16 are less than a hundredth apart (fused_distance); with a wrong scale, mask or heads they are
 // tens of times further apart.
 static const double FUSED_CHECK_DISTANCE = 1.0 / 32;
+// Two attentions of the same codes, of which one rounds P, dS and its outputs to FP8: half as much again as the
+// distances of output, dQ, dK and dV in the emulator. A scale that is wrong by a tenth is more than each of them.
+static const double FP8_CHECK_DISTANCES[] = {0.06, 0.12, 0.12, 0.1};
 
 // What forward and backward read and write, on the GPU.
 struct fused_check {
@@ -50,11 +57,13 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     free(host);
     return memory;
 }
-// Allocates all that both attentions need for one sequence, qkv and dout filled; fused_check_close frees it.
-static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, struct device *dev) {
+static size_t fused_check_larger(size_t a, size_t b) { return a > b ? a : b; }
+// Allocates all that flash and another attention need for one sequence, qkv and dout filled; fused_check_close frees it.
+// workspace_bytes: the other one's.
+static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, size_t workspace_bytes,
+                                           struct device *dev) {
     struct fused_check c;
     memset(&c, 0, sizeof c);
-    const struct fused_key backward = fused_key_of(shape, true, order);
     c.shape = shape;
     c.order = order;
     c.row = (int64_t)(shape.num_heads + 2 * shape.num_query_groups) * shape.head_dim;
@@ -62,10 +71,9 @@ static struct fused_check fused_check_open(struct attention_shape shape, enum fu
     c.qkv_bytes = (size_t)(shape.T * c.row) * sizeof(floatX);
     c.out_bytes = (size_t)(shape.T * c.out_row) * sizeof(floatX);
     c.lse_bytes = (size_t)(shape.T * shape.num_heads) * sizeof(float);
-    const size_t workspaces[] = {flash_forward_workspace_bytes(shape, dev), flash_backward_workspace_bytes(shape, dev),
-                                 fused_forward_workspace_bytes(shape, dev), fused_workspace_bytes(&backward, dev)};
-    for (int i = 0; i < 4; i++)
-        c.workspace_bytes = workspaces[i] > c.workspace_bytes ? workspaces[i] : c.workspace_bytes;
+    c.workspace_bytes = fused_check_larger(
+        fused_check_larger(flash_forward_workspace_bytes(shape, dev), flash_backward_workspace_bytes(shape, dev)),
+        workspace_bytes);
     c.qkv = (floatX *)fused_check_upload(c.qkv_bytes, 1, dev);
     c.dout = (floatX *)fused_check_upload(c.out_bytes, 2, dev);
     c.out = (floatX *)device_allocate(c.out_bytes);
@@ -121,27 +129,47 @@ static double fused_distance(const floatX *ours, const floatX *theirs, int64_t r
         }
     return sqrt(apart / all);
 }
-// Writes to `reason` (size bytes), unless it has a text, which result is too far from ours. *largest becomes the
-// largest distance that was met.
+// Writes to `reason` (size bytes), unless it has a text, which of the first `count` results is too far from ours.
+// *largest becomes the largest distance that was met. bounds (count): of output, dQ, dK and dV.
 static void fused_compare(char *reason, size_t size, const struct fused_check *c, struct fused_results ours,
-                          struct fused_results theirs, double *largest) {
+                          struct fused_results theirs, const double *bounds, int count, double *largest) {
     const int64_t T = c->shape.T, group_row = (int64_t)c->shape.num_query_groups * c->shape.head_dim;
-    const double distances[] = {
-        fused_distance(ours.out, theirs.out, T, c->out_row, 0, c->out_row),
-        fused_distance(ours.dqkv, theirs.dqkv, T, c->row, 0, c->out_row),
-        fused_distance(ours.dqkv, theirs.dqkv, T, c->row, c->out_row, group_row),
-        fused_distance(ours.dqkv, theirs.dqkv, T, c->row, c->out_row + group_row, group_row),
-    };
+    const int64_t begins[] = {0, 0, c->out_row, c->out_row + group_row},
+                  widths[] = {c->out_row, c->out_row, group_row, group_row};
     static const char *const names[] = {"output", "dQ", "dK", "dV"};
-    for (int i = 0; i < 4 && !*reason; i++) {
-        *largest = distances[i] > *largest ? distances[i] : *largest;
-        if (!(distances[i] <= FUSED_CHECK_DISTANCE))
+    for (int i = 0; i < count && !*reason; i++) {
+        const double distance = i == 0 ? fused_distance(ours.out, theirs.out, T, c->out_row, begins[i], widths[i])
+                                       : fused_distance(ours.dqkv, theirs.dqkv, T, c->row, begins[i], widths[i]);
+        *largest = distance > *largest ? distance : *largest;
+        if (!(distance <= bounds[i]))
             snprintf(reason, size,
                      "its %s is wrong on this GPU: %.2g from that of flash, relative, where %.2g is right", names[i],
-                     distances[i], FUSED_CHECK_DISTANCE);
+                     distance, bounds[i]);
     }
 }
 
+// Writes to `reason` (size bytes) what is wrong with `theirs`, which were computed again; empty: nothing. Results without
+// a backward have no dqkv. bounds (4): as fused_compare takes them. any_order: backward's bits may differ.
+static void fused_judge(char *reason, size_t size, const struct fused_check *c, const struct fused_library *library,
+                        struct fused_results ours, struct fused_results theirs, struct fused_results again,
+                        const double *bounds, bool any_order, double *largest) {
+    reason[0] = 0;
+    if (*library->broken)
+        snprintf(reason, size, "it can't be run on this GPU: %s", library->broken);
+    else
+        fused_compare(reason, size, c, ours, theirs, bounds, theirs.dqkv ? 4 : 1, largest);
+    if (!*reason && memcmp(again.out, theirs.out, c->out_bytes) != 0)
+        snprintf(reason, size, "its forward pass, computed again on this GPU, gives other bits");
+    if (!*reason && !any_order && theirs.dqkv && memcmp(again.dqkv, theirs.dqkv, c->qkv_bytes) != 0)
+        snprintf(reason, size,
+                 "its deterministic backward pass, computed again on this GPU, gives other bits "
+                 "(--deterministic-mode=false allows that)");
+}
+// Frees the results; NULL: there are none.
+static void fused_results_free(struct fused_results results) {
+    free(results.out);
+    free(results.dqkv);
+}
 // Writes to `reason` (size bytes) what is wrong with fused, as it is asked now, for the shape's heads; empty: nothing.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
@@ -149,30 +177,26 @@ static void fused_check_form(char *reason, size_t size, struct attention_shape s
     fused_refuses_order(reason, size, shape, order, dev);
     if (*reason)
         return;
-    struct fused_check c = fused_check_open(shape, order, dev);
-    struct fused_results ours, theirs;
+    const struct fused_key backward = fused_key_of(shape, true, order);
+    const double bounds[] = {FUSED_CHECK_DISTANCE, FUSED_CHECK_DISTANCE, FUSED_CHECK_DISTANCE, FUSED_CHECK_DISTANCE};
+    struct fused_check c = fused_check_open(
+        shape, order,
+        fused_check_larger(fused_forward_workspace_bytes(shape, dev), fused_workspace_bytes(&backward, dev)), dev);
+    struct fused_results ours, theirs, again;
     library->checks = true;
     library->broken[0] = 0;
     ours.out = fused_check_forward(&c, false, dev);
     ours.dqkv = fused_check_backward(&c, false, dev);
     theirs.out = fused_check_forward(&c, true, dev);
     theirs.dqkv = fused_check_backward(&c, true, dev);
-    floatX *again = fused_check_forward(&c, true, dev), *dagain = fused_check_backward(&c, true, dev);
+    again.out = fused_check_forward(&c, true, dev);
+    again.dqkv = fused_check_backward(&c, true, dev);
     library->checks = false;
-    if (*library->broken)
-        snprintf(reason, size, "it can't be run on this GPU: %s", library->broken);
-    else
-        fused_compare(reason, size, &c, ours, theirs, &library->distance);
-    if (!*reason && memcmp(again, theirs.out, c.out_bytes) != 0)
-        snprintf(reason, size, "its forward pass, computed again on this GPU, gives other bits");
-    if (!*reason && order != FUSED_SUM_ANY && memcmp(dagain, theirs.dqkv, c.qkv_bytes) != 0)
-        snprintf(reason, size,
-                 "its deterministic backward pass, computed again on this GPU, gives other bits "
-                 "(--deterministic-mode=false allows that)");
+    fused_judge(reason, size, &c, library, ours, theirs, again, bounds, order == FUSED_SUM_ANY, &library->distance);
     fused_check_close(&c);
-    floatX *const all[] = {ours.out, ours.dqkv, theirs.out, theirs.dqkv, again, dagain};
-    for (int i = 0; i < 6; i++)
-        free(all[i]);
+    fused_results_free(ours);
+    fused_results_free(theirs);
+    fused_results_free(again);
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
     struct attention_shape shape = like;
@@ -195,6 +219,114 @@ void fused_check(char *reason, size_t size, struct attention_shape like, bool an
     library->distance = 0;
     fused_forget_plans(library);
     fused_check_form(reason, size, shape, order, dev);
+}
+
+// ---- in FP8 ----
+
+// What FP8 attention reads and writes beside a fused_check, on the GPU.
+struct fp8_check {
+    struct fused_check c; // qkv and dout: what the codes hold
+    struct fp8_attention a;
+    struct fp8_scale *scales; // (FP8_ATTENTION_TENSORS + 1), the last is O's
+    fp8 *qkv8, *dout8, *out8;
+};
+enum { FP8_CHECK_SCALES = (FP8_ATTENTION_TENSORS + 1) * sizeof(struct fp8_scale) };
+// Encodes x (T, out_row) by the scale of its amax.
+static void fp8_check_encode(const struct fp8_check *f, fp8 *codes, struct fp8_scale *scale, enum fp8_format format,
+                             const floatX *x, struct device *dev) {
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.rows.codes = codes;
+    to.rows.inverse = &scale->inverse;
+    to.rows.format = format;
+    to.scale = scale;
+    fp8_amax(&scale->amax, x, f->c.shape.T * f->c.out_row, dev);
+    fp8_cast(to, x, f->c.shape.T, f->c.out_row, NULL, dev);
+}
+// Allocates all that FP8 attention and flash need, the codes of q, k, v and dout made; fp8_check_close frees it.
+static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_attention_demands demands,
+                                       enum fp8_format gradients, struct device *dev) {
+    struct fp8_check f;
+    memset(&f, 0, sizeof f);
+    f.c = fused_check_open(shape, FUSED_SUM_ANY,
+                           fused_check_larger(fp8_attention_forward_workspace_bytes(shape, demands, dev),
+                                              fp8_attention_backward_workspace_bytes(shape, demands, dev)),
+                           dev);
+    f.scales = (struct fp8_scale *)device_allocate(FP8_CHECK_SCALES);
+    f.qkv8 = (fp8 *)device_allocate(f.c.qkv_bytes);
+    f.dout8 = (fp8 *)device_allocate(f.c.out_bytes);
+    f.out8 = (fp8 *)device_allocate(f.c.out_bytes);
+    device_zero(f.scales, FP8_CHECK_SCALES, dev);
+    f.a.shape = shape;
+    f.a.gradients = gradients;
+    f.a.outputs_in_fp8 = demands.delayed;
+    f.a.full = demands.full;
+    f.a.any_order = demands.any_order;
+    f.a.calibrates = true;
+    f.a.out = f.scales + FP8_ATTENTION_TENSORS;
+    for (int i = 0; i < FP8_ATTENTION_TENSORS; i++)
+        f.a.scales[i] = f.scales + i;
+    fp8_attention_cast(f.qkv8, f.c.qkv, f.a, true, dev);
+    fp8_attention_read_back(f.c.qkv, f.qkv8, f.a.scales, FP8_E4M3, shape, dev);
+    fp8_check_encode(&f, f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, f.c.dout, dev);
+    fp8_read_back(f.c.dout, f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, shape.T * f.c.out_row, dev);
+    return f;
+}
+static void fp8_check_close(struct fp8_check *f) {
+    device_free(f->scales, FP8_CHECK_SCALES);
+    device_free(f->qkv8, f->c.qkv_bytes);
+    device_free(f->dout8, f->c.out_bytes);
+    device_free(f->out8, f->c.out_bytes);
+    fused_check_close(&f->c);
+}
+// Returns what FP8 attention computes, which the caller frees; dqkv is NULL unless f->a.full.
+static struct fused_results fp8_check_run(struct fp8_check *f, struct device *dev) {
+    const bool fp8_out = f->a.outputs_in_fp8;
+    struct fused_results results = {NULL, NULL};
+    device_zero(f->c.out, f->c.out_bytes, dev);
+    device_zero(f->c.dqkv, f->c.qkv_bytes, dev);
+    fp8_attention_forward(fp8_out ? f->out8 : NULL, fp8_out ? NULL : f->c.out, f->c.lse, f->qkv8, f->a, true,
+                          f->c.workspace, dev);
+    if (fp8_out)
+        fp8_read_back(f->c.out, f->out8, f->a.out, FP8_E4M3, f->c.shape.T * f->c.out_row, dev);
+    else
+        fp8_check_encode(f, f->out8, f->a.out, FP8_E4M3, f->c.out, dev);
+    results.out = fused_check_download(f->c.out, f->c.out_bytes, dev);
+    if (!f->a.full)
+        return results;
+    fp8_attention_backward(f->c.dqkv, f->dout8, f->qkv8, f->out8, f->c.lse, f->a, NULL, f->c.workspace, dev);
+    results.dqkv = fused_check_download(f->c.dqkv, f->c.qkv_bytes, dev);
+    return results;
+}
+void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
+                         enum fp8_format gradients, struct device *dev) {
+    struct attention_shape shape = like;
+    struct fused_results ours = {NULL, NULL};
+    double largest = 0;
+    shape.B = 1;
+    shape.T = FUSED_CHECK_TOKENS;
+    reason[0] = 0;
+    if (!dev->open)
+        return;
+    flash_unavailable_reason(reason, size, shape, dev);
+    const bool compares = !*reason;
+    fp8_attention_unavailable_reason(reason, size, shape, demands, dev);
+    if (*reason || !compares)
+        return;
+    struct fused_library *library = fused_library_of(dev);
+    struct fp8_check f = fp8_check_open(shape, demands, gradients, dev);
+    library->checks = true;
+    library->broken[0] = 0;
+    ours.out = fused_check_forward(&f.c, false, dev);
+    if (demands.full)
+        ours.dqkv = fused_check_backward(&f.c, false, dev);
+    const struct fused_results theirs = fp8_check_run(&f, dev), again = fp8_check_run(&f, dev);
+    library->checks = false;
+    fused_judge(reason, size, &f.c, library, ours, theirs, again, FP8_CHECK_DISTANCES, demands.any_order, &largest);
+    fp8_check_close(&f);
+    fused_results_free(ours);
+    fused_results_free(theirs);
+    fused_results_free(again);
 }
 
 #endif

@@ -404,10 +404,14 @@ static void emu_cudnn_plant(const emu_cudnn_run *run, int64_t uid, int64_t turn,
             x *= 1.1f;
     if (is("nan", run->match.backward && uid == run->match.dq))
         result->back() = NAN;
+    const float other =
+        (float)(turn % 7); // another one's than a few runs before, of the other direction or to calibrate
     if (is("order", run->match.backward && uid == run->match.dq))
-        (*result)[0] += 0.1f * (float)(turn / 2 % 2);
-    if (is("bits", forward))
-        (*result)[0] += (float)(turn / 2 % 2); // / 2, since a backward pass may be between two forward passes
+        (*result)[0] += 0.1f * other;
+    if (is("bits", forward && emu_cudnn_is_fp8(run->graph->tensors.at(uid).type)))
+        (*result)[0] = 60 * other; // in FP8 small differences are rounded off
+    else if (is("bits", forward))
+        (*result)[0] += 0.1f * other;
 }
 // Runs a graph's operations, in its turn on the stream. The tensors that are written hold NaN before, and so does the
 // whole workspace.
