@@ -97,6 +97,20 @@ class Fp8(unittest.TestCase):
             with open(folder + "/plan.json") as f:
                 return json.load(f)["peak_bytes"] / 1e9
 
+    def test_fp8_attention_that_is_not_there_is_refused(self):
+        """One message, which names what to change; a library whose results are wrong is one that is not there."""
+        attention = ["--fp8-recipe", "delayed", "--kv-channels", 128, "--fp8-dot-product-attention"]
+        for variables, arguments, words in (
+                ({}, [*attention, "full"], ("no deterministic backward", "--deterministic-mode=false")),
+                ({"EMU_CUDNN_VERSION": "92400"}, [*attention, "forward"], ("needs cuDNN 9.25", "9.24.0")),
+                ({"EMU_CUDNN_FAULT": "backward"}, [*attention, "full", "--deterministic-mode=false"], ("its dV is wrong", "cuDNN 9.28.0")),
+                ({"EMU_CUDNN_REFUSE": "create"}, [*attention, "forward"], ("needs cuDNN", )),
+                ({"NVTE_FUSED_ATTN": "0"}, [*attention, "forward"], ("NVTE_FUSED_ATTN=0", ))):
+            with unittest.mock.patch.dict(os.environ, {"EMU_CUDNN_VERSION": "92800", "NVTE_FUSED_ATTN": "1", **variables}):
+                message = self.refused("9.0", *arguments)
+            for word in (*words, "leave --fp8-dot-product-attention out"):
+                self.assertIn(word, message)
+
     def test_planned_peaks_are_those_of_the_page(self):
         with open(ROOT + "/docs/fp8.md", encoding="utf-8") as f:
             rows = re.findall(r"^\| (\S+, \d+ x \d+) \| (\d+\.\d\d) \| (\d+\.\d\d) \| (\d+\.\d\d) \| (\d+\.\d\d) \|$", f.read(), re.M)
@@ -290,6 +304,32 @@ class CudaEngine(unittest.TestCase):
                 if "blockwise" in options:
                     self.assertLess(distance(cuda[:1], cpu[:1]), 0.1 * distance(bf16[:1], cpu[:1]), options)
                 self.assertEqual(losses(*options, "--device", "cuda", "--cuda-graphs=false"), cuda, options)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
+    def test_fp8_attention(self):
+        """By cuDNN's stand-in: as in test_fp8, at most twice as far from the fp32 curve as the cpu target is; recomputation and
+        recorded graphs change no bit, though the first step's calls run more than once. 9.0 has heads of 128 only, and outputs in
+        FP8; 10.x has outputs in bf16 unless scales are delayed."""
+        def losses(*arguments):
+            return [(entry["loss"], entry["grad_norm"]) for entry in self.train(*arguments, *FP8_SIZES)]
+
+        def distance(ours, theirs):
+            return max(abs(one[0] / other[0] - 1) for one, other in zip(ours, theirs))
+
+        wide = [*HOPPER, "--kv-channels", 128, "--deterministic-mode=false"]
+        small = ["--num-layers", 1, "--hidden-size", 64, "--num-attention-heads", 2, "--num-query-groups", 1, *LLAMA[8:]]
+        cases = [("10.0", small, [*FP8[1][len(LLAMA):], "--fp8-dot-product-attention", "full"]),
+                 ("10.0", LLAMA, [*FP8[0][len(GPT2):], "--fp8-dot-product-attention", "full"]),
+                 ("9.0", wide, [*FP8[1][len(LLAMA):], "--fp8-dot-product-attention", "full"]),
+                 ("9.0", LLAMA, [*FP8[1][len(LLAMA):], "--fp8-dot-product-attention", "forward"])]
+        environment = {"EMU_CUDNN_VERSION": "92800", "NVTE_FUSED_ATTN": "1"}
+        for capability, shape, options in chosen(cases, cases[:1]):
+            with unittest.mock.patch.dict(os.environ, {**environment, "EMU_CAPABILITY": capability}):
+                exact = losses(*shape, "--device", "cpu", "--precision", "fp32")
+                cpu, cuda = (losses(*shape, *options, "--device", device) for device in ("cpu", "cuda"))
+                self.assertRegex(self.output, r"(?m)^FP8 .*; (attention in FP8|attention's forward in FP8)")
+                self.assertLessEqual(distance(cuda, exact), 2 * distance(cpu, exact), options)
+                self.assertEqual(losses(*shape, *options, "--device", "cuda", "--cuda-graphs=false", "--recompute-granularity", "full"), cuda)
 
     @long_test("op_block holds generation on the emulator; fp32 takes another engine to compile")
     def test_samples(self):

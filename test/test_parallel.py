@@ -760,15 +760,17 @@ class CudaEngine(Case):
 
     @long_test("test_checkpoints holds the bytes of the cpu target, test_cuda_engine the plan's of one rank")
     def test_memory_is_flat(self):
-        """Fused attention in bf16, delayed scales of FP8, all activations recomputed, the parameters sharded: the run of
+        """Fused attention in bf16 and in FP8, delayed scales, all activations recomputed, the parameters sharded: the run of
         TransformerEngine's issue 1935, in which what was recomputed stayed. 400 steps hold the plan's bytes, and NCCL's own."""
         options = [*self.SHAPE, "--ffn-hidden-size", 64, "--precision", "bf16", "--micro-batch-size", 1, "--global-batch-size", 2,
                    "--device", "cuda", "--attention-backend", "fused", "--zero-stage", 3, "--fp8-format", "hybrid", "--fp8-recipe", "delayed",
                    "--fp8-amax-history-len", 16, "--recompute-granularity", "full", "--train-steps", 400, "--val-every", 0,
                    "--plan-json", self.path + "/plan.json"]
-        for collectives in ("mpi", "nccl"):
-            with unittest.mock.patch.dict(ENVIRONMENT, {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1"}):
-                said = self.run_it("flat", 2, *options, "--collectives", collectives, program=CUDA_PROGRAM, limit=5 * LIMIT)
+        gpus = {"none": {"EMU_CAPABILITY": "9.0"}, "full": {"EMU_CAPABILITY": "10.0", "EMU_CUDNN_VERSION": "92800"}}
+        for collectives, attention in (("mpi", "none"), ("nccl", "none"), ("mpi", "full")):
+            with unittest.mock.patch.dict(ENVIRONMENT, {**gpus[attention], "NVTE_FUSED_ATTN": "1"}):
+                said = self.run_it("flat", 2, *options, "--collectives", collectives, "--fp8-dot-product-attention", attention,
+                                   program=CUDA_PROGRAM, limit=5 * LIMIT)
             for line in (r"FP8 +hybrid, delayed", r"attention +fused, cuDNN \S+ bf16", r"recomputation +full, uniform", r"ranks +2, ZeRO stage 3"):
                 self.assertRegex(said, "(?m)^" + line)
             with open(self.path + "/plan.json", encoding="utf-8") as f:
