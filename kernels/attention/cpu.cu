@@ -1,19 +1,14 @@
 // Flash attention on the CPU (kernels/attention/flash.cuh): online softmax, and scores made again by backward (Dao et
-// al. 2022, arXiv 2205.14135).
-//
-// All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
-// down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and delta = rowsum(dout * out) are plain
-// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries. Strip g visits only the panels up
-// to g, from 0 or from the panel of the first key that the strip's first query sees. Only panel g needs the causal
-// mask, which hides the padding too, as keys beyond T come after every query. Only panels before the first key that the
-// strip's last query sees need the mask of first keys.
-//
+// al. 2022, arXiv 2205.14135). All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept
+// transposed, S^T = K Q^T: keys run down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and
+// delta = rowsum(dout * out) are plain vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32
+// queries. Strip g visits only the panels up to g, from 0 or from the panel of the first key that the strip's first
+// query sees. Only panel g needs the causal mask, which hides the padding too, as keys beyond T come after every query.
+// Only panels before the first key that the strip's last query sees need the mask of first keys.
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
-//
 // K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another thread
 // writes, so that any number of threads gives the same bits.
-//
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #if !defined(TARGET_CUDA)
 #include "kernels/attention/cpu_cuts.cuh"  // struct flash_cuts
@@ -25,8 +20,7 @@
 #include <math.h>                          // logf
 #include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward ----
 
 // m is raised to the largest score only when that is above m by more than this, so that P stays below 2^8 and the sums
 // are rarely rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1. Before a query has
@@ -168,8 +162,7 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
-// Packs a panel of one KV head at `place`: K and V^T for forward; K, K^T and V for backward. kv_head counts over all
-// sequences.
+// Packs a panel of a KV head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
 ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct flash *f, const floatX *qkv,
                                     int64_t kv_head, int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
@@ -183,7 +176,6 @@ ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct
     pack_left(layout, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
     pack_left(layout, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
-// Packs as flash_pack_panel does, in the unit's layout.
 static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place,
                        bool backward) {
     if (blocks_layout(f->unit) == LAYOUT_BF16)
@@ -197,13 +189,11 @@ static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backwa
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
         flash_pack(f, qkv, i / f->panels, (int)(i % f->panels), i / f->panels, backward);
 }
-// Whether there are KV heads enough to keep all threads busy to the end. A thread then takes whole heads, and packs
-// each at the place of the thread's number, which stays in the thread's cache.
+// Whether KV heads keep all threads busy: then each thread takes whole heads, packed at its own place, which is cached.
 static inline bool flash_whole_heads(const struct flash *f) {
     return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
-// Computes as flash_forward_tile does, in the unit's layout; head counts over all sequences.
 static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
                               int64_t place) {
     if (blocks_layout(f->unit) == LAYOUT_BF16)
@@ -250,10 +240,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
-//
-// Units of work are kernels/attention/cpu_cuts.cuh's.
+// ---- Backward: its units of work are kernels/attention/cpu_cuts.cuh's ----
 
 // A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
 struct flash_queries {
@@ -422,8 +409,7 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes dK and dV of one panel, and merges their amax: `sums` (segments, 2, panels, steps) over the segments that
-// reached the panel, in order.
+// Writes dK and dV of one panel, `sums` (segments, 2, panels, steps) added in order of segments, and merges their amax.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;

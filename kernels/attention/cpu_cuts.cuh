@@ -1,6 +1,4 @@
-// How flash attention's backward on the CPU is cut into units of work (kernels/attention/cpu.cu, and in FP8
-// kernels/fp8/attention_cpu.cu).
-//
+// How attention's backward on the CPU is cut into units of work (attention/cpu.cu, and in FP8 fp8/attention_cpu.cu).
 // A unit is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by tile; the
 // runs are cut so that their visible areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in fp32 in a
 // place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the segments.
@@ -8,8 +6,7 @@
 #pragma once
 #include "kernels/attention/cpu_tiles.cuh" // struct flash
 
-// Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
-enum { FLASH_UNITS = 32 };
+enum { FLASH_UNITS = 32 }; // keep a few dozen threads busy; each costs 8 * T * D bytes of sums
 
 // The number of segments that each KV head's pairs are cut into; 1 where there are FLASH_UNITS KV heads or more.
 static inline int flash_segments(const struct flash *f) {
@@ -23,7 +20,6 @@ struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
 };
-// Cuts the pairs of each sequence's KV heads into segments of visible areas that are alike.
 static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
     cuts->segments = flash_segments(f);
     cuts->pairs = f->tiles * f->group;

@@ -9,8 +9,7 @@
 #include "kernels/vectors.cuh"         // vec, vec_tanh
 #include <math.h>                      // INFINITY
 
-// A query tile has at most FLASH_STRIPS strips and FLASH_QUERY_BLOCKS blocks; the products of FLASH_PANELS panels are
-// added to a sum at a time.
+// Panels whose products are added to a sum at a time; most strips and most blocks of a query tile.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
 
 struct flash {
@@ -45,7 +44,6 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
     f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
     return f;
 }
-// Returns the bytes of one packed operand of all KV heads.
 static inline size_t flash_packed_bytes(const struct flash *f) {
     return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
 }
@@ -53,7 +51,6 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) {
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-// The number of queries of `strips` strips from strip `first` on that lie before T.
 static inline int flash_queries_count(const struct flash *f, int first, int strips) {
     const int rest = f->shape.T - first * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
@@ -66,8 +63,7 @@ static inline void *flash_panel(const struct flash *f, const char *packed, int64
 static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
     return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
 }
-// Returns the index of (b, h, t) in lse (B, H, T).
-static inline int64_t flash_row(const struct flash *f, int b, int h, int t) {
+static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse (B, H, T)
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
@@ -85,7 +81,6 @@ static double flash_area(const struct flash *f, int b, int tile) {
         hidden += flash_begin(f, b, first + s);
     return tile + 1 - (double)hidden / (strips * f->strips);
 }
-// Returns the visible area of all query tiles of a head of sequence b, in flash_area's squares.
 static double flash_sequence_area(const struct flash *f, int b) {
     double area = 0;
     for (int tile = 0; tile < f->tiles; tile++)
@@ -103,21 +98,18 @@ static double flash_sequences(const struct flash *f) {
     return sum / most;
 }
 
-// Prefetches `count` rows into the second-level cache: a head's rows lie a token apart, which the hardware's
-// prefetchers do not follow, so that packing would wait for a few of them at a time.
+// Prefetches rows to the L2 cache: a head's rows lie a token apart, which the hardware's prefetchers do not follow.
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
         for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
             __builtin_prefetch(rows + r * stride + d, 0, 2);
 }
 
-// The panels of keys that each strip s of a query tile sees: from begin[s] on. In panels before whole[s] some keys are
-// hidden, as first_key says.
+// The panels of keys that strip s of a query tile sees: from begin[s] on. Before whole[s] first_key hides some keys.
 struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
 };
-// Sets what the `strips` strips of sequence b from strip `first` on see.
 static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
     for (int s = 0; s < strips; s++) {
         sight->begin[s] = flash_begin(f, b, first + s);

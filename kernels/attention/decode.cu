@@ -48,8 +48,7 @@ DEVICE_FUNCTION struct decode_slice decode_load(const floatX *head, int at, int 
     return result;
 }
 
-// Online softmax over the keys that one team of lanes sees. The maximum begins at a finite number, so that a team
-// without keys weighs 0.
+// Online softmax over the keys that a team of lanes sees. A finite first maximum makes a team without keys weigh 0.
 struct decode_sums {
     float max, total;           // of the scores, in units of ln 2; of the weights
     struct decode_slice values; // weighted sums
@@ -149,8 +148,7 @@ void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int3
 
 // Keys of a run, long enough for the hardware's prefetchers: a run's keys are read, then its values.
 enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
-// Vectors of a value that are summed in registers at a time.
-enum { DECODE_VECS = 4 };
+enum { DECODE_VECS = 4 }; // vectors of a value that are summed in registers at a time
 
 // Returns elements [v * XVEC_LANES, (v + 1) * XVEC_LANES) of a head, 0 past its D.
 static inline xvec decode_vec(const floatX *head, int v, int D) {
@@ -200,7 +198,6 @@ ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights
     for (int i = 0; i < vecs * XVEC_PARTS; i++)
         sums[first * XVEC_PARTS + i] = sum[i];
 }
-// Does decode_values for all vectors of the values.
 static void decode_all_values(vec *sums, const float *weights, float shrink, const floatX *values, int n, int D) {
     const int vecs = (D + XVEC_LANES - 1) / XVEC_LANES;
     int v = 0;
@@ -227,8 +224,7 @@ static inline float decode_weights(vec *p, int n, float max) {
     return vec_sum(sum);
 }
 
-// out = softmax(cap(scale q K^T)) V of one head over `count` keys, by online softmax over runs of keys. Scores are in
-// units of ln 2.
+// out = softmax(cap(scale q K^T)) V of one head over `count` keys, online, by runs of keys; scores in units of ln 2.
 static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count,
                         struct attention_shape shape) {
     const int D = shape.head_dim;

@@ -1,5 +1,4 @@
 // Attention of one new token per sequence against a cache of keys and values, as generation needs it.
-//
 // A cache is a ring of the last `capacity` positions of each sequence: position p lies in slot p % capacity. Where
 // every query sees all keys up to its own, capacity is the longest sequence, and the ring never turns. A layer with a
 // window has min(window, longest sequence) slots: the keys that are still there are those that the window shows, so
@@ -22,7 +21,6 @@ void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      const int32_t *ends,   // (B) in device memory; NULL: starts[b] + T, as all T tokens count
                      int capacity, struct attention_shape shape, struct device *dev);
 
-// Returns the bytes of workspace of attention_decode: none.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
@@ -42,7 +40,6 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);
     return position < end && position >= end - capacity ? position % capacity : -1;
 }
-// The number of keys that the new token of sequence b sees.
 HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }

@@ -2,11 +2,9 @@
 // tile, with a running maximum and sum that rescale what was added before, and backward makes the scores again (Dao et
 // al. 2022, "FlashAttention", arXiv 2205.14135). Of what forward computes, only the log-sum-exp of each row is kept, and
 // work is divided by queries in forward, by keys in backward (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
-//
 //   flash_*   with dropout: kernels/attention/cpu.cu on the CPU, kernels/attention/sm80.cu (mma.sync, bf16) on a GPU
 //   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of
 //             compute capability 9.0, by kernels/attention/sm90_forward.cu and kernels/attention/sm90_backward.cu
-//
 // amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken. On a GPU pointers are aligned to 16 bytes. A shape that
 // the backend has no kernel for ends the program.
 #pragma once
@@ -23,7 +21,6 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
-// Names the instructions and types of the products by wgmma.
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
@@ -56,7 +53,6 @@ void sm90_forward(floatX *out,       // (B, T, H * D)
                   struct device *dev);
 // The number of runs of rows over which backward sums dqkv's columns, the rows of options.bias_partial.
 int64_t sm90_bias_chunks(struct attention_shape shape);
-// Returns the bytes of workspace of sm90_backward.
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
 // Computes the gradient of sm90_forward, whose shape, qkv, out and lse these are, and undoes RoPE on it where
 // options.rotary is given. Writes all of dqkv. With shape.full, tables or positions in use end the program.

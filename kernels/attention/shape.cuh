@@ -7,8 +7,7 @@
 #include <stddef.h>              // NULL, offsetof
 #include <stdint.h>              // int32_t
 
-// The features of attention beyond causal attention with grouped queries: id, in words. A backend's row says which of
-// the features it provides (attention.cuh).
+// The features beyond causal attention with grouped queries: id, in words. A backend's row says which it provides.
 #define ATTENTION_FEATURES(FEATURE)                                                                                    \
     FEATURE(DROPOUT, "--attention-dropout")                                                                            \
     FEATURE(SOFTCAP, "--attn-logit-softcapping")                                                                       \
@@ -39,7 +38,6 @@ enum attention_feature_index {
     ATTENTION_FEATURES(INDEX_ROW)
 #undef INDEX_ROW
 };
-// The bits of a set of features.
 enum attention_feature {
 #define BIT_ROW(id, words) FEATURE_##id = 1 << FEATURE_INDEX_##id,
     ATTENTION_FEATURES(BIT_ROW)
@@ -89,8 +87,7 @@ static inline unsigned attention_asked(struct attention_shape shape, float dropo
 
 // The options of attention's backward: what the backward does besides computing dQ, dK and dV.
 struct attention_backward_options {
-    // kernels/rope.cuh's table, of all the tokens' positions: backward undoes RoPE on dQ and dK. NULL: it does not.
-    const float *rotary;
+    const float *rotary;              // kernels/rope.cuh's, of all positions: undoes RoPE on dQ, dK; NULL: does not
     bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
     struct token_positions positions; // what the table is read at
     uint32_t *amax;                   // kernels/amax.cuh's, of dqkv after RoPE is undone; NULL: not taken

@@ -1,8 +1,6 @@
 // What forward and backward of flash attention for Hopper (sm_90a) share. bf16 in and out, sums in fp32. Attention is
 // causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed
-// beside other implementations.
-//
-// The policy of these files:
+// beside other implementations. The policy of these files:
 // - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
 //   permuted or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written;
 //   the causal mask keeps a query below T from every key past it, so that it needs no other test of T.
@@ -117,9 +115,7 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
 // Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column 8
 // (i / 4) + i % 2 + sm90_column().
 
-// Returns the thread's part of an accumulator's row.
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
-// Returns the thread's part of an accumulator's column.
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
 // Returns the maximum of `largest` and the magnitudes, as fp32's bits, of eight elements.
@@ -168,10 +164,9 @@ DEVICE_FUNCTION int sm90_quotient(int x, const struct sm90_divisor &by) {
 // --- Pipelines ----------------------------------------------------------------------------------------------------
 
 // STAGES buffers with a full and an empty barrier each, 8 bytes apart from the next: full[STAGES], then empty[STAGES].
-// `use` counts the tiles that went through.
 template <int STAGES> struct sm90_pipeline {
     uint32_t barriers;
-    int use;
+    int use; // the tiles that went through
 
     __device__ __forceinline__ uint32_t stage(void) const { return (uint32_t)(use % STAGES); }
     __device__ __forceinline__ uint32_t full(void) const { return barriers + 8 * stage(); }
@@ -203,11 +198,9 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
     const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
     return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
 }
-// The number of heads in a token's row of qkv.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-// Ends the program where the kernels can't take the shape, or one of the pointers aligned (count) is no multiple of 16
-// bytes.
+// Ends the program unless the kernels take the shape and the pointers in `aligned` (count) are multiples of 16 bytes.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);

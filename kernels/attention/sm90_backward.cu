@@ -1,15 +1,11 @@
 // Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32, in a fixed order unless any is allowed. Blocks
 // of keys run over queries as in FlashAttention-2 (arXiv 2307.08691); a warpgroup copies for those that multiply, as in
 // FlashAttention-3 (arXiv 2407.08608).
-//
 //   S = Q K^T, P = exp2(scale log2(e) S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O)
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
-//
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
 // sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta has a kernel of its own: cuBLAS makes dO,
-// and if the middle kernel made delta, it would read O once for each block of keys.
-//
-// The policy of this file:
+// and if the middle kernel made delta, it would read O once for each block of keys. The policy of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
 //   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end,
 //   whatever the group's size.
@@ -36,8 +32,7 @@
 //   diagonal, and is at the next block's diagonal when that block starts. Its blocks reach the last tile together,
 //   where the next gang starts. With tables of first keys all gangs descend: a window's blocks end at tiles as far from
 //   each other as their diagonals are, and a document's at one tile.
-// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
-//   a diagonal they are masked.
+// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above every diagonal; without one they are masked.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_backward_plan.cuh" // sm90_backward_plan, struct sm90_backward_arguments
 
@@ -45,8 +40,7 @@
 
 enum { SM90_ROWS_THREADS = 256, SM90_THREADS_A_ROW = 8 };
 
-// Writes lse and delta of each row, an lse of infinity past T, and zeroes the counters and, where any order is allowed,
-// dQ's sums. SM90_THREADS_A_ROW threads take a row.
+// Writes rows' lse and delta, an lse of infinity past T; zeroes the counters and, if any order is allowed, dQ's sums.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -93,8 +87,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts the copies of a tile, by one thread; `barrier` already expects the bytes. columns: of a box of `map`. again:
-// whether others will read these rows too, which the L2 cache is to keep then.
+// Starts a tile's copies in boxes of `columns`, by one thread; `barrier` expects the bytes. again: others read it, too.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -218,7 +211,6 @@ DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint3
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
     return queries;
 }
-// Returns the pipeline of dO, at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, step};
@@ -232,8 +224,7 @@ DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Masks S^T where a key comes after its query. s (N / 2): this thread's elements of wgmma's 64 keys x N queries.
-// diagonal: this thread's first query less its first key.
+// Masks S^T, this thread's s (N / 2), where a key comes after its query. diagonal: its first query less its first key.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -314,8 +305,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// Stores this warpgroup's part of dQ of one step where sm90_backward_reduce takes it: each thread's accumulators, four
-// by four, so that neither side has bank conflicts.
+// Stores the warpgroup's dQ of a step for sm90_backward_reduce, accumulators four by four: no side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
@@ -527,9 +517,8 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// Returns the largest magnitude, as fp32's bits, in this thread's part of the first `rows` rows of a tile in shared
-// memory: BYTES bytes, laid out as `operand`. The two warpgroups from thread 128 on divide the tile's bytes between
-// their threads; amax_merge_warp joins what the threads return.
+// Returns the largest magnitude, as fp32's bits, in this thread's part of a tile's first `rows` rows: BYTES bytes, laid
+// out as `operand`. The two warpgroups from thread 128 on divide the tile; amax_merge_warp joins what they return.
 template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
     uint32_t largest = 0;
 #pragma unroll 1
@@ -665,8 +654,7 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes dK and dV of the block and stores them; gives dQ of each step to sm90_backward_reduce. All threads of the
-// two warpgroups that multiply call.
+// Computes and stores dK and dV of the block; gives each step's dQ to sm90_backward_reduce. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
@@ -733,8 +721,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait_read<0>();
 }
 
-// Sets up the block's barriers. One thread calls.
-template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
+template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) { // one thread calls
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
     mbarrier_init(shared + plan::KEYS_FULL_AT, 1);

@@ -88,9 +88,7 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
 // sm90_backward_row and sm90_backward_column are sm90_row and sm90_column without signed divisions, parts of which
 // ptxas would keep in registers throughout the products' loop.
 
-// Returns the thread's part of an accumulator's row.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
-// Returns the thread's part of an accumulator's column.
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
 struct sm90_backward_arguments {
@@ -117,8 +115,7 @@ struct sm90_backward_arguments {
     struct token_positions positions;      // of rotary
 };
 
-// Returns the first key that the query at a row of sequence b sees. Unsigned: the extension of a sign would be one
-// register too many where dQ is copied.
+// Returns the first key that a query row of sequence b sees. Unsigned: extending a sign would take one more register.
 template <class plan>
 DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
@@ -167,11 +164,10 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
     return block.group * a.heads + (a.any_order ? later - sm90_quotient(later, a.by_heads) * a.heads : i);
 }
 
-// The cosines and sines of elements i and i + 1 at a position, from rope.cuh's table.
 struct sm90_angles {
     float2 cosine, sine;
 };
-// Returns the angles of elements i and i + 1 of a head, i < D / 2 and even, at a position.
+// Returns the angles of elements i and i + 1 of a head, i < D / 2 and even, at a position, from rope.cuh's table.
 template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *rotary, int position, int i) {
     const float *from = rotary + (int64_t)position * D + i;
     struct sm90_angles angles;

@@ -1,7 +1,5 @@
 // Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
-//
 //   S = Q K^T, P = softmax(scale S) over first_key[i] <= j <= i, O = P V
-//
 // - There are as many blocks as multiprocessors. Each takes tiles of queries in turn: the longest first, and every
 //   other round backwards, so that no block has the longer tile each time. Where memory can't feed that, heads are done
 //   a section at a time, whose keys and values the L2 cache holds. A section's tiles are taken in pairs of the same
@@ -13,13 +11,11 @@
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before this tile's O += P V,
 //   which runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so that
 //   one's softmax falls into another's products.
-// - Tiles that the diagonal cuts come first, tiles that first_key cuts last, in loops of their own; the loop between
-//   has no test of -inf.
+// - Tiles that the diagonal cuts come first, tiles that first_key cuts last, in own loops; the rest test no -inf.
 // - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this tile's last
 //   product runs and its O leaves. Where that doesn't fit, at head dim 256, O leaves through Q's place, and the next Q
 //   comes after it.
-// - K and V, which other tiles read too, are the last that the L2 cache is to replace; Q, which only this tile reads,
-//   the first.
+// - The L2 cache is to replace K and V, which other tiles read too, last, and Q, which only this tile reads, first.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_forward_plan.cuh" // sm90_forward_plan, struct sm90_forward_arguments
 
@@ -154,8 +150,7 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
 // What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
 // first_key; only first_key, where each row has seen a key of an earlier tile.
 enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
-// The last and, with spans, the first key that each of the thread's two rows sees, less the tile's first key and
-// sm90_column().
+// The last and, with spans, first key that the thread's two rows see, less the tile's first key and sm90_column().
 struct sm90_seen {
     int last[2], first[2];
 };
@@ -213,7 +208,6 @@ template <class plan> DEVICE_FUNCTION void sm90_round_p(struct sm90_forward_stat
             state.p[k][i] = pack_bf16x2(state.s[8 * k + 2 * i], state.s[8 * k + 2 * i + 1]);
 }
 
-// What a warpgroup's steps share.
 template <class plan> struct sm90_forward_consumer {
     int warpgroup;
     uint32_t shared;
@@ -443,8 +437,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         sm90_take_turn<plan>(c.warpgroup); // the last one passed to it: no barrier is left half full
 }
 
-// Computes forward: the first warpgroup loads, the others multiply. At most a block a multiprocessor, which takes tiles
-// in turn.
+// Computes forward: the first warpgroup loads, the others multiply. A block, one a multiprocessor, takes tiles in turn.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_forward_kernel(const __grid_constant__ struct sm90_forward_arguments a) {

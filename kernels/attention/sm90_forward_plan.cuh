@@ -36,8 +36,7 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
 
 static_assert(sm90_forward_plan<64>::QUERIES == SM90_FORWARD_QUERIES_OF_64, "what plans of memory count with");
 static_assert(sm90_forward_plan<128>::QUERIES == SM90_FORWARD_QUERIES, "what plans of memory count with");
-// A tile is 64 * WARPGROUPS queries of one head.
-struct sm90_forward_arguments {
+struct sm90_forward_arguments {           // a tile is 64 * WARPGROUPS queries of one head
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 16 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
     uint32_t *amax;                       // of out, or NULL
@@ -57,7 +56,6 @@ struct sm90_forward_arguments {
     struct sm90_forward_item *order; // (heads * blocks): in the workspace
 };
 
-// The tile that a block is at.
 struct sm90_forward_tile {
     int round, number; // the next round; how many tiles this block had before the current one
     int head, first;   // as in sm90_forward_item

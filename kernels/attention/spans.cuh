@@ -1,6 +1,5 @@
 // The tables first_key and last_query of struct attention_shape: which keys each query sees, and which queries see each
 // key, where documents do not see each other or a window ends what a query sees.
-//
 // With document(t) the row at which t's document begins and W the window, a query at t sees the keys
 // max(document(t), t - W + 1) to t, and a key at t is seen by the queries up to min(end of t's document, t + W - 1).
 #pragma once
@@ -20,8 +19,7 @@ HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int wind
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;
 }
-// Returns the last query, t to T - 1, that sees key t. sequence: the row of the sequence's first token, b T.
-// document_starts (B, T), NULL: 0; window: keys that a query sees, 0: all.
+// Returns the last query, t to T - 1, that sees key t. The parameters are attention_first_key's.
 HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int window, int64_t sequence, int t, int T) {
     int low = t, high = T; // query `low` sees key t; query `high` does not, or is the end
     while (high - low > 1) {
@@ -36,7 +34,6 @@ HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int win
 
 #ifdef TARGET_CUDA
 enum { SPANS_THREADS = 256 };
-// Does attention_spans, a token a thread.
 static __global__ void attention_spans_kernel(int32_t *first_key, int32_t *last_query, const int32_t *document_starts,
                                               int window, int64_t rows, int T) {
     const int64_t row = (int64_t)blockIdx.x * SPANS_THREADS + threadIdx.x;

@@ -1,7 +1,5 @@
 // Unfused attention: the baseline that flash attention is measured and tested against.
-//
 //   S = scale Q K^T     P = softmax(cap(S) + mask)     O = dropout(P) V     cap(s) = softcap tanh(s / softcap)
-//
 // P is stored whole, (B, H, T, T), with zeros where a query does not see a key; backward stores dS. Each of these
 // matrices is made and read by blocks, in passes of its own; a block in which no query sees a key is neither computed
 // nor read. With a softcap backward computes the scores again, since P does not tell them.
@@ -21,8 +19,7 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Computes the gradient of unfused_forward, whose shape, dropout, qkv, out and probabilities these are. Writes all of
-// dqkv. amax: of dqkv; NULL: not taken.
+// Writes all of dqkv, the gradient of unfused_forward of the same arguments. amax: of dqkv; NULL: not taken.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
@@ -31,8 +28,7 @@ void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
 
-// Returns the first key that query t of sequence b sees; 0 without a table. With a table only code that can read the
-// device's memory calls.
+// Returns the first key that query t of sequence b sees. With a table only code that can read device memory calls.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }

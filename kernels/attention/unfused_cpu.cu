@@ -8,9 +8,8 @@
 #include "kernels/vectors.cuh"           // vec, vec_exp2, vec_sum_in_order
 #include <math.h>                        // INFINITY
 
-// The products of kernels/blocks.cuh. Strips are 32 queries, panels 32 keys.
-//
-// Job i is done in slot i % UNFUSED_SLOTS of the workspace, which holds the fp32 scores of one strip.
+// Products are kernels/blocks.cuh's. Strips are 32 queries, panels 32 keys. Job i is done in slot i % UNFUSED_SLOTS of
+// the workspace, which holds the fp32 scores of one strip.
 enum { UNFUSED_SLOTS = 32 };
 
 struct unfused {
@@ -46,11 +45,9 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.out_stride = (int64_t)u.H * u.D;
     return u;
 }
-// Returns the bytes of one packed operand of that many heads a sequence.
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
-// Returns the bytes of all slots' scores.
 static inline size_t unfused_rows_bytes(const struct unfused *u) {
     return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
@@ -62,12 +59,10 @@ static inline int unfused_count(const struct unfused *u, int block) {
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
-// Returns the index of the first element of a head of token (b, t) in qkv; head counts a token's query, key and value
-// heads.
+// Returns the index in qkv at which a head of token (b, t) begins; head counts a token's query, key and value heads.
 static inline int64_t unfused_at(const struct unfused *u, int64_t b, int t, int head) {
     return (b * u->T + t) * u->qkv_stride + (int64_t)head * u->D;
 }
-// Returns the index of the first element of head h of token (b, t) in out.
 static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, int h) {
     return (b * u->T + t) * u->out_stride + (int64_t)h * u->D;
 }
@@ -84,7 +79,6 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
 
 // Returns where the keys from `first` on begin in a panel.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
-// Returns where the keys up to `last` end in a panel.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
@@ -105,8 +99,7 @@ static void unfused_block(floatX *block, const floatX *matrix, const struct unfu
             block[q * BLOCK + i] = to_floatX(to_float(block[q * BLOCK + i]) * factors[i]);
     }
 }
-// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D), `stride` apart. Merges their
-// amax.
+// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D) `stride` apart; merges their amax
 static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count,
                           const struct unfused *u) {
     const int D = u->D;
@@ -128,8 +121,7 @@ ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums,
                       block_at(layout, unfused_panel(u, right, right_head, panel), d), 1, 1, add);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- Forward ----
 
 // block = softcap tanh(scale block / softcap), of a block of scores.
 static void unfused_cap(float *block, float scale, float softcap) {
@@ -270,8 +262,7 @@ void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, stru
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- Backward ----
 
 // Turns one query's dP, a row of a strip's blocks, into dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the
 // first key that the query sees to its own.

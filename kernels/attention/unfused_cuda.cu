@@ -23,19 +23,15 @@ struct unfused_matrix {
     struct dropout dropout;
     uint64_t element;
 };
-// Returns the same elements as a transposed matrix.
 DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
     const struct unfused_matrix result = {m.x, m.column, m.row, m.columns, m.rows, m.dropout, m.element};
     return result;
 }
 
-// Returns the thread's first row in the tile.
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
-// Returns the thread's first column in the tile.
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns, the columns as rows of shared memory; then the caller synchronizes. All threads call.
-// Neighboring threads read neighbors in memory.
+// Loads 64 rows of 16 columns, the columns as rows of shared memory. All threads call, and then synchronize.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -90,7 +86,6 @@ struct unfused {
     struct attention_shape shape;
     struct dropout dropout;
 };
-// Returns the sizes of a call, as kernels take them.
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
     struct unfused u;
     u.T = shape.T;
@@ -157,8 +152,7 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
 
 // P = softmax(scale Q K^T) of 64 queries of a head, 0 at hidden keys. The scores are computed twice, for the rows' sums
 // and for P, so that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first. At
-// least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, the compiler fits 4 by
-// itself (0).
+// least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, 4 fit without a bound (0).
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL  ? 0
                                                        : SCORES == UNFUSED_SPANS ? 3
@@ -264,8 +258,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
 }
 
 // out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
-// K. matrix: of the query's head; x: of its KV head. By itself ptxas takes 48 registers for sm_86 and sm_89, and
-// spills.
+// K. matrix: of the query's head; x: of its KV head. Unbounded, ptxas takes 48 registers for sm_86, sm_89, and spills.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
