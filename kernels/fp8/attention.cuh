@@ -1,34 +1,27 @@
 // Causal attention with grouped queries whose four products of forward and backward multiply FP8 matrices, one scale a
 // tensor, as TransformerEngine's fp8_dpa (d0067d0, pytorch/attention/dot_product_attention).
-//
 //   fp8_attention_*   on the CPU, by kernels/fp8/attention_cpu.cu, which is the reference; on a GPU cuDNN's, by
 //                     kernels/cudnn/fp8_attention.cu; in a build for fp32 nothing takes a shape
 //   the casts         of both targets, by kernels/fp8/attention_casts.cu
-//
 // The formulas. x8 are the values of codes, E(x, s) is the value of the code fp8(x s), s_x the scale of x; every sum
 // is in fp32. P's scale is FP8_ATTENTION_P_SCALE, always.
-//
 //   forward   S = ((sum q8 k8) scale) / s_q / s_k   m = max S   l = sum e^(S - m), unrounded   lse = m + ln l
 //             P8 = E4M3(e^(S - m) / l, 256)   O = (sum P8 v8) / 256 / s_v   O8 = E4M3(O, s_o)
 //   backward  D = (sum dO8 O8) / s_do / s_o   P = e^(S - lse)   P8 = E4M3(P, 256)
 //             dP = (sum dO8 v8) / s_do / s_v   dS = (dP - D) P scale   dS8 = E(dS, s_ds)
 //             dV = sum over heads and queries P8 dO8 / 256 / s_do
 //             dQ = (sum dS8 k8) / s_ds / s_k   dK = sum over heads and queries dS8 q8 / s_ds / s_q
-//
 // q, k, v, P and O are E4M3; dO, dS, dQ, dK and dV are struct fp8_attention's `gradients`.
-//
 // Outputs. Where `outputs_in_fp8` (delayed scales; all that cuDNN has on compute capability 9.0) O leaves as O8, and
 // dQ, dK and dV are rounded to E(x, s_x) before they leave as floatX. Their scales, and always dS's, are known before
 // their values are. Elsewhere O, dQ, dK and dV leave as floatX.
-//
 // Amaxes are of what is unrounded, in fp32, before the scale, and are merged into the scales' `amax`.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/fp8/fp8.cuh"         // struct fp8_scale, enum fp8_format
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
-// The tensors of a layer's attention that have a scale of their own. O's is the scale of the attention projection's
-// input, which O8 is.
+// The tensors of a layer's attention that have scales of their own. O's is the scale of the projection's input, O8.
 enum fp8_attention_tensor {
     FP8_ATTENTION_Q,
     FP8_ATTENTION_K,
@@ -64,27 +57,22 @@ struct fp8_attention_demands {
 };
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the device can't take the shape, with the option to change; an empty text where
-// it can.
+// Writes to `reason` (size bytes) why the device can't take the shape, and the option to change; empty where it can.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
-// Names what computes FP8 attention, for the start-up report.
 const char *fp8_attention_describe(struct device *dev);
 
-// The number of bytes of fp8_attention_forward's workspace.
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
 // Computes O and lse. takes_amax: merges O's amax (first forward); false: recomputation, which has the first forward's.
-// Where outputs_in_fp8: sets a.out's scale and inverse, to `delayed`, or where that is 0 to fp8_scale_of(amax), for
-// which a first forward runs twice: for the amax, then for O8. Elsewhere a.out is not read, and the amax is of `out` as
-// rounded to floatX: fp8_cast follows.
+// Where outputs_in_fp8: sets a.out's scale and inverse to `delayed`, or where that is 0 to fp8_scale_of(amax): a first
+// forward then runs twice, for the amax, then for O8. Elsewhere a.out is not read; the amax is of `out`, for fp8_cast.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
                            float *lse,      // (B, H, T), natural
                            const fp8 *qkv8, // (B, T, (H + 2 Hkv) * D)
                            struct fp8_attention a, bool takes_amax, void *workspace, struct device *dev);
 
-// The number of bytes of fp8_attention_backward's workspace.
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev);
 // Computes the gradient of fp8_attention_forward, a.full, into all of dqkv; no RoPE is undone. Merges dS's amax, and

@@ -1,5 +1,4 @@
 // The casts of FP8 attention that kernels/fp8/attention.cuh declares: of packed q, k and v, by a scale each, and back.
-//
 // A packed matrix is rows of three runs of columns, q's, k's and v's heads; other matrices have one run.
 #include "kernels/amax.cuh"          // amax_with, amax_merge
 #include "kernels/fp8/attention.cuh" // the prototypes of what is defined here
@@ -14,7 +13,6 @@ struct packed_runs {
     enum fp8_format format;
     bool powers_of_two; // casts round scales down to powers of two
 };
-// Returns the runs of packed q, k and v of a shape.
 static struct packed_runs runs_of(struct attention_shape s, struct fp8_scale *const scales[RUNS],
                                   enum fp8_format format, bool powers_of_two) {
     const int q = s.num_heads * s.head_dim, k = s.num_query_groups * s.head_dim;
@@ -22,7 +20,6 @@ static struct packed_runs runs_of(struct attention_shape s, struct fp8_scale *co
         (int64_t)s.B * s.T, {q, q + k, q + 2 * k}, {scales[0], scales[1], scales[2]}, format, powers_of_two};
     return runs;
 }
-// Returns the run of a column.
 HOST_DEVICE int run_at(const struct packed_runs *runs, int64_t column) {
     return column < runs->ends[0] ? 0 : column < runs->ends[1] ? 1 : 2;
 }
@@ -39,10 +36,8 @@ HOST_DEVICE float run_scale(const struct packed_runs *runs, int run) {
 
 #ifdef TARGET_CUDA
 
-// A thread takes eight columns at a time: 16 bytes of bf16.
-enum { THREADS = 256, BLOCKS = 2048, EACH = 8 };
+enum { THREADS = 256, BLOCKS = 2048, EACH = 8 }; // columns that a thread takes at a time: 16 bytes of bf16
 
-// Returns the blocks of a kernel over n elements.
 static unsigned cast_blocks(int64_t n) {
     const unsigned blocks = blocks_for(n, THREADS * EACH);
     return blocks < BLOCKS ? blocks : (unsigned)BLOCKS;
@@ -105,7 +100,6 @@ static void read_back_runs(floatX *out, const fp8 *codes, const struct packed_ru
     LAUNCH(dev, fp8_read_back_kernel, cast_blocks(runs->rows * runs->ends[RUNS - 1]), THREADS, 0, out, codes, *runs);
 }
 
-// The scales of a launch.
 struct settled_scales {
     struct fp8_scale *scales[FP8_ATTENTION_TENSORS];
 };
@@ -135,7 +129,6 @@ void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t
 
 #else
 
-// Returns the largest magnitude of a run of a row.
 static uint32_t run_amax(const struct packed_runs *runs, const floatX *row, int run) {
     const int begin = run == 0 ? 0 : runs->ends[run - 1];
     return amax_elements(row + begin, runs->ends[run] - begin);

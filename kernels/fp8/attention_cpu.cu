@@ -1,10 +1,8 @@
 // FP8 attention on the CPU (kernels/fp8/attention.cuh), the reference of what GPUs compute. Blocks, strips, tiles and
 // units of work are flash attention's (kernels/attention/cpu.cu). Codes are decoded to their values without the scale,
 // which bf16 holds exactly, so that the bf16 products multiply them; scales come in as factors of sums in fp32.
-//
-// P is rounded after it is normalized, so that a strip of queries needs its maximum and its sum before the first value
-// of P. Of the last KEPT_PANELS panels that a strip sees the scores stay on the stack in between; of panels before
-// these they are made twice.
+// P is rounded after it is normalized, so that a strip needs its maximum and sum before the first value of P. Of the
+// last KEPT_PANELS panels that a strip sees the scores stay on the stack in between; of others they are made twice.
 #if !defined(TARGET_CUDA)
 #include "kernels/attention/cpu_cuts.cuh"  // struct flash_cuts
 #include "kernels/attention/cpu_tiles.cuh" // struct flash
@@ -83,7 +81,6 @@ ALWAYS_INLINE vec_words vec_larger_bits(vec_words a, vec_words b) {
     return vec_choose((vec_words)(a > b), a, b);
 #endif
 }
-// Merges the largest lane into *amax.
 static void merge_lanes(uint32_t *amax, vec_words lanes) {
     uint32_t largest = 0;
     for (int i = 0; i < LANES; i++)
@@ -117,12 +114,10 @@ static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, 
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
     return c->qkv8 + ((int64_t)b * c->f.shape.T + t) * c->f.qkv_stride + (int64_t)head * c->f.D;
 }
-// Returns the index of the first element of head h of token (b, t) in a matrix (B, T, H * D).
 static int64_t index_of_head(const struct fp8_flash *c, int b, int t, int h) {
     return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
 }
-// Packs a panel of one KV head at `place`: K and V^T for forward; K, K^T and V for backward. kv_head counts over all
-// sequences.
+// Packs a panel of a KV head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
 ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp8_flash *c, int64_t kv_head, int panel,
                                  int64_t place, bool backward) {
     floatX rows[BLOCK * MAX_HEAD_DIM];
@@ -134,7 +129,6 @@ ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp
     decode_rows(rows, FP8_E4M3, codes_of_head(c, b, panel * BLOCK, f->H + f->Hkv + head), f->qkv_stride, count, f->D);
     pack_left(layout, backward ? v : NULL, backward ? NULL : v, rows, f->D, count, f->D);
 }
-// Packs as pack_panel_as does, in the unit's layout.
 static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, int64_t place, bool backward) {
     if (blocks_layout(c->f.unit) == LAYOUT_BF16)
         pack_panel_as(LAYOUT_BF16, c, kv_head, panel, place, backward);
@@ -147,8 +141,7 @@ static void pack_all(const struct fp8_flash *c, bool backward) {
     for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
         pack_panel(c, i / c->f.panels, (int)(i % c->f.panels), i / c->f.panels, backward);
 }
-// Whether there are KV heads enough to keep all threads busy to the end: a thread then takes whole heads, and packs
-// each at the place of the thread's number.
+// Whether KV heads keep all threads busy to the end: then each thread takes whole heads, packed at its own place.
 static bool takes_whole_heads(const struct flash *f) {
     return (double)f->shape.B * f->Hkv >= 4.0 * omp_get_num_threads();
 }
@@ -160,8 +153,7 @@ static void mask_diagonal(float *scores) {
             scores[key * BLOCK + query] = -INFINITY;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- forward ----
 
 // A strip of queries: in units of log2, m = max S, and l = sum 2^(S - m).
 struct fp8_strip {
@@ -183,8 +175,8 @@ static void raise_max(struct fp8_strip *strip, const float *scores, int panels, 
         vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
     }
 }
-// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor; sums, unless NULL, += the columns
-// before the factor. factors NULL: 1.
+// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor (factors NULL: 1). sums, unless
+// NULL, += the columns before the factor.
 static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
                          float score_log2) {
     for (int q = 0; q < BLOCK; q += LANES) {
@@ -308,7 +300,6 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
     for (int q = 0; c->to_lse && q < count; q++)
         c->to_lse[flash_row(f, b, h, strip * BLOCK + q)] = 0.6931471806f * state.max[q] + logf(state.sum[q]);
 }
-// Computes the strips of one tile of queries; head counts over all sequences.
 static void forward_tile(const struct fp8_flash *c, int64_t head, int tile, int64_t place) {
     const struct flash *f = &c->f;
     const int b = (int)(head / f->H), h = (int)(head % f->H), first = tile * f->strips;
@@ -369,8 +360,7 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
     forward_run(&c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- backward ----
 
 // A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
 struct fp8_queries {
@@ -419,9 +409,8 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queri
 struct fp8_factors {
     float score_log2, dp, ds;
 };
-// Computes P8^T and dS8^T of one block from scores, dO8 v8, lse and D: P8 as a left operand, dS8 as a left and a right
-// one; in fp32 the two are one, ds_right. lse_log2 is less by log2 256. Returns the larger of `largest` and the magnitudes of
-// 256 P (dP - D).
+// Computes P8^T and dS8^T of a block from scores, dO8 v8, lse less log2 256, and D: P8 as a left operand, dS8 as a left
+// and a right one; in fp32 these are one, ds_right. Returns the largest of `largest` and the magnitudes 256 P (dP - D).
 ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
                                           void *ds_left, void *ds_right, const float *scores, const float *dp,
                                           const float *lse_log2, const float *delta, struct fp8_factors by,
@@ -497,8 +486,7 @@ ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct f
     }
 }
 
-// Writes rows (count, D) of a gradient to dqkv, from sums times a factor, as the run wants it, and takes its amaxes.
-// sums: rows of blocks, (steps) blocks of 32 x 32.
+// Writes rows (count, D) of a gradient to dqkv, as the run wants it: sums (steps blocks) times factor. Takes amaxes.
 static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor tensor, int64_t at, const float *sums,
                            float factor, int count) {
     const struct flash *f = &c->f;

@@ -10,8 +10,7 @@
 enum { FP8_ATTENTION_CUDNN = 92500 };
 enum { FP8_ATTENTION_SCRATCH_ALIGNMENT = 256 };
 
-// Writes to `reason` (size bytes) what of a shape FP8 attention has on no device, with the option to change; an empty
-// text where there is nothing.
+// Writes to `reason` (size bytes) what of a shape FP8 attention has on no device, and the option to change; else "".
 static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct attention_shape s) {
     const char *feature = attention_feature_name(attention_asked(s, 0));
     reason[0] = 0;

@@ -57,7 +57,6 @@ DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
         x = amax_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
-// Returns the largest fp8_magnitude of eight elements.
 DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     uint32_t amax = 0;
     EACH_FP8(i) amax = amax_with(amax, row.x[i]);
@@ -141,8 +140,7 @@ DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_ro
         EACH_FP8(i) *flushed += fp8_is_flushed(to_float(from.x[i]), (i < 4 ? low : high) >> i % 4 * 8) ? 1 : 0;
     return make_uint2(low, high);
 }
-// Writes eight codes; `to` is aligned to 8 bytes.
-DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
+DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) { // `to` is aligned to 8 bytes
 #ifdef CUDA_EMULATED
     emu_touch_global(to, sizeof codes, true);
 #endif
@@ -265,7 +263,6 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
         fp8_blocks_count(to.counts, shared, flushed);
 }
 
-// Enqueues fp8_cast_blocks of one format and granularity.
 template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                               struct device *dev) {
@@ -297,7 +294,6 @@ void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, 
 
 #else
 
-// A tile of the cpu target, with the scales of its rows and columns.
 struct fp8_tile {
     float x[FP8_BLOCK][FP8_BLOCK];
     float row_scales[FP8_BLOCK], column_scales[FP8_BLOCK];
@@ -374,8 +370,7 @@ static int fp8_tile_rows(const struct fp8_matrix *form, const struct fp8_tile *t
     fp8_tile_inverses(form, tile->row_scales, m, n, M, N);
     return flushed;
 }
-// Writes the codes and inverses of a tile at (m, n) of x (M, N) to the column form; returns how many values were
-// flushed.
+// Writes a tile's codes and inverses, at (m, n) of x (M, N), to the column form; returns how many values were flushed.
 static int fp8_tile_columns(const struct fp8_matrix *form, struct fp8_tile *tile, int64_t m, int64_t n, int64_t M,
                             int64_t N) {
     int flushed = 0;

@@ -1,10 +1,8 @@
 // Casts of floatX matrices to FP8 in blocks of 128 elements along the depth of a product, or of 128 x 128: the parts of
-// fp8_cast (kernels/fp8/cast.cuh) for FP8_1X128 and FP8_128X128.
-//
-// Scales are powers of two, so that scaling is exact and a value read back is a bf16 number (of magnitudes from
-// 0x1.ep127 on it may be infinity). No value saturates: where 448 / amax < 2^k, amax 2^k is at least a unit in the last
-// place above 448, and the quotient so far below 2^k that it does not round to it (57344 has the same mantissa). A
-// block with an infinity or a NaN has codes and inverse NaN.
+// fp8_cast (kernels/fp8/cast.cuh) for FP8_1X128 and FP8_128X128. Scales are powers of two, so that scaling is exact and
+// a value read back is a bf16 number (of magnitudes from 0x1.ep127 on it may be infinity). No value saturates: where
+// 448 / amax < 2^k, amax 2^k is at least a unit in the last place above 448, and the quotient so far below 2^k that it
+// does not round to it (57344 has the same mantissa). A block with an infinity or a NaN has codes and inverse NaN.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_cast
 #include <sys/cdefs.h>         // __BEGIN_DECLS
@@ -37,8 +35,7 @@ HOST_DEVICE float fp8_block_inverse(float scale) {
     memcpy(&inverse, &bits, sizeof inverse);
     return scale == scale ? inverse : scale;
 }
-// Stores the inverse of the tile that holds element (row, depth_at) of a form (rows, depth), FP8_128X128, and zeros in
-// the padding after the last tile.
+// Stores the inverse of the tile of (row, depth_at) of a form (rows, depth), FP8_128X128; zeros after the last tile.
 HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, int64_t row, int64_t depth_at,
                                   int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, depth), at = depth_at / FP8_BLOCK;

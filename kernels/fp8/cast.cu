@@ -8,14 +8,12 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N) {
 }
 
 #ifdef TARGET_CUDA
-// Casts as fp8_cast does with FP8_PER_TENSOR.
 static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                                 struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
     fp8_cast_tiles(to, from, M, N, workspace, dev);
 }
 
-// Does fp8_amax.
 static __global__ void __launch_bounds__(FP8_AMAX_THREADS) fp8_amax_kernel(uint32_t *amax, const floatX *x, int64_t n) {
     const int64_t step = (int64_t)gridDim.x * FP8_AMAX_THREADS * PACK;
     uint32_t largest = 0;
@@ -30,7 +28,6 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev) {
            AMAX_BLOCK_BYTES, amax, x, n);
 }
 
-// Does fp8_transpose, a tile a block.
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     fp8_transpose_kernel(fp8 *columns, const fp8 *rows, int64_t M, int64_t N) {
     const int64_t tile_row = (int64_t)blockIdx.y * FP8_TILE, tile_column = (int64_t)blockIdx.x * FP8_TILE;
@@ -54,7 +51,6 @@ void fp8_transpose(fp8 *columns, const fp8 *rows, int64_t M, int64_t N, struct d
 }
 
 #else
-// Casts as fp8_cast does with FP8_PER_TENSOR.
 static void fp8_cast_per_tensor(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                                 struct device *dev) {
     const struct fp8_matrix_source from = {x, N};

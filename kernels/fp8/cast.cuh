@@ -1,7 +1,5 @@
 // Casts of floatX matrices to FP8: the row form, the column form, which is the transposed matrix, or both in one pass.
-//
-// On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices only by rows, so that the products of a linear
-// layer's backward need transposed operands, as bytes in memory.
+// On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 only by rows: backward needs operands transposed in memory.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix, struct fp8_cast
 #include <sys/cdefs.h>         // __BEGIN_DECLS

@@ -1,9 +1,7 @@
 // The two 8-bit floating point formats, their scales, and matrices of them.
-//
 //             sign/exponent/mantissa  bias  largest  smallest normal  smallest subnormal  infinities  NaN
 //   E4M3 (fn)        1/4/3              7      448        2^-6              2^-9            none       7f, ff
 //   E5M2             1/5/2             15    57344        2^-14             2^-16          7c, fc      7d..7f, fd..ff
-//
 // (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as the code fp8(x scale), and read as the code's
 // value times `inverse`, 1 / scale. x is rounded to floatX before, by whatever computes it: so a cast that is fused
 // with an op has the bits of one that is not, on every target.
@@ -13,8 +11,7 @@
 typedef uint8_t fp8;
 enum fp8_format { FP8_E4M3, FP8_E5M2 };
 
-// Returns the largest finite value of the format.
-HOST_DEVICE float fp8_largest(enum fp8_format format) {
+HOST_DEVICE float fp8_largest(enum fp8_format format) { // the largest finite value
     switch (format) {
     case FP8_E4M3: return 448.0f;
     case FP8_E5M2: return 57344.0f;
@@ -81,8 +78,7 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// The number of floats from one row of `inverse` to the next: the next 128 of the depth (FP8_1X128) or of the rows
-// (FP8_128X128).
+// The number of floats between rows of `inverse`: the next 128 of the depth (FP8_1X128) or of the rows (FP8_128X128).
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
     case FP8_PER_TENSOR: return 1;

@@ -7,7 +7,6 @@
 
 enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // entries of a history that a thread takes at a time
 
-// Does fp8_scales_begin, a scale a thread.
 static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int linears,
                                                int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
@@ -19,7 +18,6 @@ void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, i
            weight_amaxes, linears, n);
 }
 
-// Does fp8_scales_report, a column a thread.
 static __global__ void fp8_scales_report_kernel(double *report, uint64_t *counts, const struct fp8_scale *scales,
                                                 int num_counts, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
@@ -35,8 +33,7 @@ void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale 
            counts, scales, num_counts, n);
 }
 
-// Leaves the ranks' largest amax in step_amax, and sets check->finite to 0 where one is not finite. The check is
-// settled when this kernel ends: the next one reads it.
+// Leaves the ranks' largest amax in step_amax; sets check->finite to 0 where one is not finite, for the next kernel.
 static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct gradient_check *check,
                                                const double *amaxes, int ranks, int width, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);

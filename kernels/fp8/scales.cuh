@@ -28,8 +28,7 @@ void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       int linears,                   // as in struct fp8_scales_order
                       int n, struct device *dev);
 
-// Writes what this rank reports of a step: `counts` as doubles and, where there are scales to delay (n > 0), the step's
-// amaxes; counts become 0.
+// Writes what this rank reports of a step: `counts` as doubles, which become 0, and, where n > 0, the step's amaxes.
 void fp8_scales_report(double *report,                 // (num_counts + n)
                        uint64_t *counts,               // (num_counts)
                        const struct fp8_scale *scales, // (n)
@@ -53,12 +52,10 @@ HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int marg
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
 }
-// Returns the format of scale i.
 HOST_DEVICE enum fp8_format fp8_scale_format(int i, struct fp8_scales_order order) {
     const bool is_gradient = i < order.linears ? i % 3 == 2 : i >= order.attention_gradients;
     return is_gradient ? order.gradients : FP8_E4M3;
 }
-// Returns the float that has these bits, as of an amax.
 HOST_DEVICE float fp8_float_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
@@ -73,7 +70,6 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
-// Begins a micro-batch of scale i, as fp8_scales_begin does for all.
 HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int linears, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
@@ -83,8 +79,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// Ends a step of scale i, as fp8_scales_update does for all. history_amax: by the history that has the step's amax
-// already; not read where !finite.
+// Ends a step of scale i. history_amax: by the history that has the step's amax already; not read where !finite.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              struct fp8_scales_order order) {
     if (finite && history_amax > 0)

@@ -1,5 +1,4 @@
-// Casts of matrices to FP8 by one scale, by tiles, of any source of elements: a matrix (fp8/cast.cu), or what an
-// activation computes (activation_fp8.cu).
+// Casts to FP8 by one scale, by tiles, of any source: a matrix (cast.cu), or what an activation computes.
 #pragma once
 #include "kernels/amax.cuh"        // amax_larger, amax_merge, amax_elements
 #include "kernels/column_sums.cuh" // column_sums
@@ -33,13 +32,10 @@ HOST_DEVICE float fp8_flushes_to(enum fp8_format format) {
 
 // ---- FP8_PER_TENSOR, by tiles: what both targets share ----
 
-// A tile's column form is written by runs of 64 bytes, which are whole sectors of a GPU's memory and a cache line of a
-// CPU's. The partial sums of dbias are 4 bytes for every 64 elements.
+// A tile's column form is written by runs of 64 bytes: whole sectors of a GPU's memory, a cache line of a CPU's.
 enum { FP8_TILE = 64 };
 
-// The number of tiles that n rows or columns take.
 static inline int64_t fp8_tiles(int64_t n) { return (n + FP8_TILE - 1) / FP8_TILE; }
-// Returns the format of the forms that a cast makes.
 static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
     return to->rows.codes ? to->rows.format : to->columns.format;
 }
@@ -55,8 +51,7 @@ enum { FP8_TILE_LANES = FP8_TILE / FP8_THREAD_COLUMNS }; // lanes of a warp that
 struct fp8_eight {
     floatX x[FP8_THREAD_COLUMNS];
 };
-// Loads eight elements; `from` is aligned to 16 bytes.
-DEVICE_FUNCTION struct fp8_eight fp8_eight_load(const floatX *from) {
+DEVICE_FUNCTION struct fp8_eight fp8_eight_load(const floatX *from) { // aligned to 16 bytes
     struct fp8_eight result;
 #pragma unroll
     for (int i = 0; i < FP8_THREAD_COLUMNS; i += PACK) {
@@ -74,7 +69,6 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
     return amax;
 }
 
-// Where a thread's elements of a tile begin.
 struct fp8_place {
     int64_t row, column;
 };
@@ -102,7 +96,6 @@ struct fp8_matrix_source {
     __device__ __forceinline__ void values(struct fp8_eight out[OUTPUTS], const loaded &in) const { out[0] = in; }
 };
 
-// One output of a thread.
 struct fp8_thread_tile {
     uint32_t codes[FP8_THREAD_ROWS][2];
     float sums[FP8_THREAD_COLUMNS];
@@ -150,8 +143,7 @@ DEVICE_FUNCTION void transpose_bytes(uint32_t out[4], const uint32_t in[4]) {
     out[3] = choose_bytes(c, d, 0x7632);
 }
 
-// Shared memory of a block: of each output the transposed codes, then of each the warps' column sums, then the warps'
-// counts and maxima.
+// Shared memory of a block: outputs' transposed codes, then their column sums by warps, then warps' counts and maxima.
 enum { FP8_TILE_CODES_BYTES = FP8_TILE * FP8_TILE, FP8_TILE_SUMS_BYTES = FP8_TILE_WARPS * FP8_TILE * 4 };
 enum { FP8_TILE_WORDS_BYTES = 2 * FP8_TILE_WARPS * 4 };
 #define FP8_TILE_SHARED_BYTES(outputs) ((outputs) * (FP8_TILE_CODES_BYTES + FP8_TILE_SUMS_BYTES) + FP8_TILE_WORDS_BYTES)
@@ -226,8 +218,7 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
-// Adds what fp8_store_words stored to to.counts and, where takes_amax, merges the maximum into to.scale->amax, by one
-// thread.
+// Adds fp8_store_words' counts to to.counts and, where takes_amax, merges its maximum into to.scale->amax. One thread.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
     for (uint32_t warp = 0; warp < FP8_TILE_WARPS; warp++) {
@@ -320,8 +311,7 @@ static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, in
         column_sums(to.dbias, partial, fp8_tiles(M), source::OUTPUTS * N, to.add_dbias, dev);
 }
 
-// Blocks of the kernels that take only a maximum: enough to fill any GPU.
-enum { FP8_AMAX_THREADS = 256, FP8_AMAX_BLOCKS = 1024 };
+enum { FP8_AMAX_THREADS = 256, FP8_AMAX_BLOCKS = 1024 }; // of kernels that take only a maximum: they fill any GPU
 
 #else
 
@@ -335,7 +325,6 @@ struct fp8_matrix_source {
     const floatX *x; // (M, N)
     int64_t N;
 };
-// Fills a tile from a struct fp8_matrix_source, as fp8_fill_tiles says.
 static __attribute__((noinline)) void fp8_fill_from_matrix(floatX *tiles, const void *from, int64_t row, int64_t column,
                                                            int rows, int columns) {
     const struct fp8_matrix_source *source = (const struct fp8_matrix_source *)from;
@@ -366,7 +355,6 @@ typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1)
 
 // Returns all bits in a lane where a > b, else none.
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
-// Returns yes where the mask's bits are set, and no elsewhere.
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
 // Returns the codes of fp8_encode, one in each word's lowest byte.
@@ -487,8 +475,7 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
 // Casts all outputs of a source, M rows, and N columns an output, multiples of 16, by one scale; sets to.scale's scale
-// and inverse. takes_amax: merges the elements' amax, too. workspace: fp8_cast_workspace_bytes of the whole matrix; may
-// be NULL without dbias.
+// and inverse; takes_amax: merges their amax. workspace: fp8_cast_workspace_bytes of the matrix; NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);
