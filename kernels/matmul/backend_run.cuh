@@ -13,8 +13,7 @@ static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *worksp
     omp_set_num_threads(threads);
 }
 
-// Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
-enum { DBIAS_ROWS = 256 };
+enum { DBIAS_ROWS = 256 }; // of a partial sum of dbias: constant, so that sums do not depend on the threads' number
 
 // dbias (N) = the sums of the columns of dout (M, N), or += where `add`. workspace: dbias_workspace_bytes.
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,

@@ -92,8 +92,7 @@ struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 // Returns the choice that is kept for a key; NULL: none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
-// Empties the list of products. Until matmul_list_end gemm_run lists a product, if its key is new and there is room, in
-// place of computing it.
+// Empties the list. Until matmul_list_end gemm_run lists products of new keys, where there is room, and computes none.
 void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);

@@ -1,12 +1,9 @@
-// bf16 matrix products by oneDNN's matmul primitive, on CPUs whose bf16 instructions it uses.
-//
-// A primitive is for one shape, layout and number of threads. It is made when the memory plan asks for its scratch
-// memory, in 0.1 to 2 ms, and kept. Executing it allocates less than 500 bytes, freed before it returns. The same
-// operands give the same bits wherever they lie. For another number of threads they may not: where C is small and the
-// depth great (64 x 64 by 4096 deep, in dweight) the threads share the depth. Three of GPT-2's shapes gave the same
-// bits for 1 to 8 threads.
-//
-// Its kernels (brgemm) pack the operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
+// bf16 matrix products by oneDNN's matmul primitive, on CPUs whose bf16 instructions it uses. A primitive is for one
+// shape, layout and number of threads. It is made when the memory plan asks for its scratch memory, in 0.1 to 2 ms, and
+// kept. Executing it allocates less than 500 bytes, freed before it returns. The same operands give the same bits
+// wherever they lie. For another number of threads they may not: where C is small and the depth great (64 x 64 by 4096
+// deep, in dweight) the threads share the depth. Three of GPT-2's shapes gave the same bits for 1 to 8 threads.
+// oneDNN's kernels (brgemm) pack operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
 // GPT-2's layers run at 150 to 205. No kernel writes a transposed C: C^T = B^T A^T is no way around a slow layout.
 #pragma once
 #include "kernels/device.cuh"             // struct device, bf16
@@ -159,8 +156,7 @@ static void onednn_make_arguments(struct onednn_product *product, const struct o
     }
 }
 
-// Fills in *product with its primitive, NULL where there is no fast one; onednn_product_free frees it. text (n bytes),
-// unless NULL: gets the instruction set's name where there is a primitive.
+// Fills *product, for onednn_product_free; primitive NULL: none is fast. text (n), unless NULL: the instruction set.
 static void onednn_product_make(struct onednn_product *product, const struct gemm *g, dnnl_engine_t engine,
                                 const struct device *dev, char *text, size_t n) {
     struct onednn_layouts layouts;

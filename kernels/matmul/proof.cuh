@@ -7,11 +7,9 @@
 #include <math.h>                        // fabs
 
 enum { PROOF_ELEMENTS = 8, PROOF_LANES = 32 };
-// Sums in fp32 of up to 2^20 products err by less than this share of their magnitudes, TF32's operands by as much, and
-// tensor cores' sums of FP8, in 14 bits, by less.
+// fp32 sums of up to 2^20 products err by less than this share of their magnitudes, as do TF32 and FP8's 14-bit sums.
 static const double PROOF_SHARE = 0x1p-10;
-// The relative rounding of an element that is stored in bf16, at most.
-static const double PROOF_ROUNDING = 0x1p-8;
+static const double PROOF_ROUNDING = 0x1p-8; // of an element that is stored in bf16, relative, at most
 
 // An operand of a product as the kernel reads it: A (rows, depth) or B (depth, cols).
 struct proof_operand {

@@ -11,8 +11,7 @@
 enum { FEW_RUNS = 2 };
 // Rows of the input that meet a weight in registers; columns of a run that meet all rows before the next ones do.
 enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
-// Up to 16 rows the products take no longer than the weight's way from memory.
-enum { FEW_ROWS_MAX = 16 };
+enum { FEW_ROWS_MAX = 16 }; // up to which the products take no longer than the weight's way from memory
 
 static inline bool gemm_has_few_rows(const struct gemm *g) {
     return g->rows <= FEW_ROWS_MAX && g->b.transposed && !g->a.transposed && g->out != NULL;

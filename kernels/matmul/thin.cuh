@@ -225,7 +225,6 @@ static struct thin_gradient thin_gradient_of(const struct gemm *g, void *workspa
                                     (float *)workspace};
     return x;
 }
-// The number of lines of the sums: the narrow operand's columns, and padding.
 static inline int64_t thin_lines(const struct thin_gradient *x) { return gemm_round_up(x->narrow_cols, THIN_LINES); }
 static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;

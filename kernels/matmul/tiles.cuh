@@ -1,14 +1,10 @@
-// bf16 matrix products on packed tiles, by AMX or by the dot product of bf16 pairs on vectors (AVX512_BF16, Arm's
-// BF16).
-//
+// bf16 matrix products on packed tiles, by AMX or by vectors' dot product of bf16 pairs (AVX512_BF16, Arm's BF16).
 // C is computed in blocks of 32 x 32, from two tiles of A and two of B for each 32 steps of depth. On AMX these feed
 // four accumulator tiles: four loads for four dots, which is what the load ports can deliver from L1 and L2. Three
 // levels above that:
-//
 //   B   a panel of at most TILES_PANEL_BYTES, packed once, stays in L2 while all rows of A are multiplied by it
 //   A   32 rows x TILES_A_DEPTH, packed, stays in L1 for all columns of the panel; the next slice is prefetched to L2
 //   C   an fp32 block, in L1 or L2 between two slices of depth, is rounded once, after the last slice
-//
 // A thread packs the columns of B that it owns itself: no copy of the weights to keep, no barrier to wait at. Only an A
 // that is stored by columns (dweight's) is packed as a whole, before the product and by all threads, as its transpose
 // would be made again for every panel of B. Each element of C is summed in the order of depth by one thread, so that no

@@ -14,8 +14,7 @@ void matmul_list_begin(struct matmul_library *library) {
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice for all later calls of its product. Drops the plans made before it. There is room for a choice of each
-// product that one list holds.
+// Keeps a choice for later calls of its product, with room for one list's products. Drops the plans made before it.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
         fail("matmul: %d choices are kept already; products must be listed once", (int)MATMUL_PLANS);
