@@ -1,5 +1,4 @@
 // Attention as the model sees it: its backends, a row each, and the calls to them. run/attention_choice.cuh chooses.
-//
 // All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
 // 9.0 and fused also compute bidirectional attention (shape.full). For backward, flash and fused keep one log-sum-exp
 // per row, unfused the T x T probabilities, which --recompute-granularity selective drops (recompute.cuh). The cuda
@@ -29,8 +28,7 @@ enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
 // Frees what attention keeps from call to call, before device_close. May be called where nothing is kept.
 static void attention_close(struct device *dev);
 
-// Returns the bytes of what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash, fused), or floatX (B, H, T,
-// T) probabilities (unfused).
+// Returns the bytes of `saved`: fp32 (B, H, T) log-sum-exps; of unfused, floatX (B, H, T, T) probabilities.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
@@ -94,8 +92,7 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls flash_backward with attention_backward's arguments. saved: lse (B, H, T). Of the options it takes only amax:
-// attention_backward undoes RoPE.
+// Calls flash_backward. saved: lse (B, H, T). Takes only options.amax: attention_backward undoes RoPE.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -125,7 +122,6 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
 static size_t attention_fused_forward_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
-// Returns the larger of cuDNN's and flash's bytes, as attention_fused_forward_bytes does.
 static size_t attention_fused_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
@@ -134,8 +130,7 @@ static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls fused_backward (cuDNN) with attention_backward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
-// Only options.any_order and options.amax are read: attention_backward undoes RoPE.
+// Calls cuDNN. saved: lse (B, H, T). dropout is not read: p is 0. options.rotary is not read: the caller undoes RoPE.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -152,8 +147,7 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls unfused_backward with attention_backward's arguments. saved: probabilities (B, H, T, T). Of the options it
-// takes only amax: attention_backward undoes RoPE.
+// Calls unfused_backward. saved: probabilities (B, H, T, T). Takes only options.amax: attention_backward undoes RoPE.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {

@@ -21,9 +21,7 @@ static void block_units(struct at at) {
     }
 }
 
-// Runs the ops whose outputs are in the set `produce`: all in a first forward, policy_missing's in recomputation
-// (recompute.cuh has which module drops an activation, and what each is made from).
-//
+// Runs the ops whose outputs are in `produce`: all in a first forward, recompute.cuh's policy_missing in recomputation.
 // A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
 // crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
 // layer 0 computes its own NORM1. A norm that runs unfused has the same bits.

@@ -1,5 +1,4 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
-//
 // Recomputation calls block_forward again with the set of activations to produce (block.cuh), so that recomputed values
 // have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
 // search for a policy within a budget all read the same table. To add an activation is to add a row.
@@ -40,9 +39,8 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
     return s;
 }
-// What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads, floatX or
-// FP8 (enum kept_input). ATTENTION: what attention reads or makes, floatX or FP8 (KEPT_FP8_ATTENTION). SAVED: what
-// attention keeps for its backward.
+// What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads; ATTENTION:
+// what attention reads or makes, both floatX or FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_ATTENTION, ELEMENTS_SAVED };
 // Returns the bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the
 // weight reads it; scales of blocks add 4 bytes an element every 128 tokens.
@@ -90,7 +88,6 @@ enum module_index {
 #undef INDEX_ROW
         NUM_MODULES
 };
-// The bits of a set of modules.
 enum module {
 #define BIT_ROW(id, name) MODULE_##id = 1 << MODULE_INDEX_##id,
     MODULE_ROWS(BIT_ROW, BIT_ROW)
@@ -114,11 +111,9 @@ static const char *const module_names[NUM_MODULES] = {
 // attention reads: QKV, or QKN where q and k are normed. An activation that a shape does not have is a row of 0
 // elements, as is MID with parallel residuals, where only the next op reads the sum. A row by itself makes nothing:
 // block.cuh's block_forward makes the activation, and where one op makes two, activation_cost says so.
-//
 // ROWS_OF is what a product that is computed again is made from. The product reads its input's row form. FP8 keeps only
 // the column form: then the input is made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
-//
 // UNNORMED: attention reads QKV, but where q and k are normed QKN; the norm's backward then reads QKV.
 #define ELEMENTS_UNNORMED (s->qk_statistics ? ELEMENTS_FLOATX : ELEMENTS_ATTENTION)
 #define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
@@ -179,8 +174,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-// Returns an activation's row of the table for a layer of shape s. The row has 0 bytes where the layer has no such
-// activation, and for ACT_COUNT.
+// Returns an activation's row for a layer of shape s, of 0 bytes if the layer has no such activation, or for ACT_COUNT.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -200,8 +194,7 @@ static struct activation_row activation_row(enum activation_id id, const struct 
 }
 
 static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
-// The activations that the backward of a layer reads, besides the layer's input.
-static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
+static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT); // read by backward, besides the input
 
 // Returns the set of activations (BIT of each) that a layer of this shape has.
 static uint32_t activation_present(const struct layer_shape *s) {
@@ -234,8 +227,7 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
     return produce;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Policies
+// ---- Policies ----
 
 // Reads the next range of an option's list of layers such as 0-3,8: *first <= *last are its ends, and *at, which begins
 // at `list`, moves past the range and its comma. Text that is no such list ends the program.
@@ -284,8 +276,7 @@ static inline uint32_t recompute_modules_of(const char *list, bool materialized)
     return recompute_read_modules("--recompute-modules", *list ? list : usual);
 }
 
-// An entry of --recompute-layer-modules, a list such as norm,activation:0-11;full:12-15,20. recompute_next_layers reads
-// the ranges of `layers`.
+// An entry of --recompute-layer-modules, as norm,activation:0-11;full:12-15,20. recompute_next_layers reads `layers`.
 struct recompute_entry {
     bool full;        // the layers keep only their input
     uint32_t modules; // else the modules that the layers drop
@@ -341,8 +332,7 @@ static struct recompute_policy policy_of_layer_modules(int num_layers, const cha
 // to what fits: ranges of equal layers in order; "" where all keep everything. Returns `out`.
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s);
-// Returns a policy whose layers [0, n) keep `kept_first` and the others `kept_rest`, with policy_none's description.
-// policy_free frees it.
+// Returns a policy, for policy_free: layers [0, n) keep `kept_first`, others `kept_rest`; policy_none's description.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
@@ -352,8 +342,7 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the cost of computing a set of a layer's activations, in flops per token: a byte of memory traffic counts as
-// `flops_per_byte` flops, the machine's balance.
+// Returns the flops per token to compute a set of a layer's activations. A byte of traffic counts `flops_per_byte`.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks

@@ -12,9 +12,8 @@
 #include "memory.cuh"                // plan_add, plan_pointer
 #include "model/parameters.cuh"      // enum linear
 
-// What a linear layer's products multiply.
-enum fp8_operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS };
-enum { FP8_KINDS = LINEAR_COUNT * FP8_OPERANDS }; // kinds of tensors; a layer has one of each
+enum fp8_operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS }; // what a linear layer's products multiply
+enum { FP8_KINDS = LINEAR_COUNT * FP8_OPERANDS };                       // kinds of tensors; a layer has one of each
 static_assert((int)FP8_WEIGHT == 1 && (int)FP8_GRADIENT == 2 && (int)FP8_OPERANDS == 3,
               "kernels/fp8/scales.cuh takes scale i as that of operand i % 3");
 
@@ -85,8 +84,7 @@ struct fp8_delayed {
     struct fp8_delay delay;
     struct fp8_scales_order order; // of these
 };
-// Returns the scales that follow from histories: with delayed scales all; else dS's of attention in full FP8,
-// which are needed while dS is made, by the last step's amax.
+// Returns the scales by histories: with delayed scales all; else full FP8 attention's dS's, by the last step's amax.
 static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
@@ -107,8 +105,7 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of a tensor of a layer's attention, in device memory; NULL: while planning, and where the tensor has
-// none.
+// Returns the scale of a tensor of a layer's attention, in device memory; NULL: planning, or the tensor has none.
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }

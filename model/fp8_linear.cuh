@@ -56,8 +56,7 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
-// Returns an FP8 layer's input, (rows, inputs) in floatX, kept or until its cast; NULL when planning, and where attention
-// writes FP8.
+// Returns an FP8 layer's input, floatX (rows, inputs), kept or until its cast; NULL: planning, or attention writes FP8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
