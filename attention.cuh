@@ -117,8 +117,7 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
     sm90_backward(dqkv, dout, qkv, out, (const float *)saved, s, options, workspace, dev);
 }
 
-// Returns the larger of cuDNN's and flash's bytes: flash computes the calls whose shape cuDNN does not take, and when
-// memory is planned those shapes may not be known.
+// Returns the larger of cuDNN's and flash's bytes: planning may not know the shapes that flash computes for cuDNN.
 static size_t attention_fused_forward_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }

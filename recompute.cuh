@@ -249,8 +249,7 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// Returns the set of modules that `list`, the text given to `option`, names with commas between; "": none. An unknown
-// name, or a comma at the end, ends the program.
+// Returns the modules that `list`, the text given to `option`, names with commas between. Other text ends the program.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = list; *word;) {

@@ -255,8 +255,7 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
-// Packs `strips` strips of queries from strip `first` on, with their lse and delta = rowsum(dout * out). Padding rows
-// get 0 everywhere, which makes their P 1 and their dS 0.
+// Packs `strips` strips of queries from `first` on, lse and delta = rowsum(dout * out). Padding rows get 0: P 1, dS 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {

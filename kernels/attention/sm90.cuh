@@ -74,8 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts the copies of ROWS rows of a head from row `first` on, with a policy of the L2 cache; the box of `map` has
-// ROWS rows. One thread calls; `barrier` already expects the bytes.
+// Starts the copies of ROWS rows, a box of `map`, with an L2 policy. One thread calls; `barrier` expects the bytes.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {

@@ -324,8 +324,7 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O divided by the rows' sums, by way of shared memory. Each warp copies its own rows. Where these go through
-// the queries' place, `empty` says when it has been read.
+// Writes O / the rows' sums by way of shared memory, each warp its rows. empty: says when the queries' place is read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,

@@ -264,8 +264,7 @@ void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, stru
 
 // ---- Backward ----
 
-// Turns one query's dP, a row of a strip's blocks, into dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the
-// first key that the query sees to its own.
+// Turns a query's dP, a row of blocks, from first_key to `query` into dS = P * (dropout(dP) - rowsum(P * dropout(dP))).
 static void unfused_backward_row(float *row, const floatX *probabilities, const struct unfused *u, int64_t head,
                                  int first_key, int query) {
     const floatX *p_row = probabilities + (head * u->T + query) * u->T;
@@ -332,8 +331,7 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u);
 }
 
-// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of one panel, summed over all strips that see the panel, of all
-// heads of the group; their dS is stored before.
+// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of a panel, over strips and heads that see it, by stored dS.
 ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
                                           const floatX *probabilities, const struct unfused *u, int64_t kv_head,
                                           int panel) {

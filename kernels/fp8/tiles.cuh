@@ -170,8 +170,7 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// Writes the tile's first `columns` columns of `rows` codes, a multiple of 16, from shared memory to a form of M bytes
-// a column, from `codes` on. All threads call.
+// Writes `columns` columns of `rows` codes, a multiple of 16, from shared memory to `codes`, M bytes each. All call.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -374,8 +373,7 @@ ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     return vec_choose((vec_words)(magnitude == magnitude), code, vec_words_set(0x7f));
 }
 
-// Encodes a tile (FP8_TILE, FP8_TILE) by the scale. sums = the sums of its columns before the cast. Where `counting`,
-// counts += the saturated and the flushed values.
+// Encodes a tile (FP8_TILE, FP8_TILE). sums = its columns' sums before the cast. counting: counts saturated, flushed.
 ALWAYS_INLINE void fp8_encode_tile_as(const enum fp8_format format, const bool counting, struct fp8_tile_codes *codes,
                                       float sums[FP8_TILE], uint64_t counts[FP8_COUNTS], const floatX *tile,
                                       float scale) {
