@@ -296,7 +296,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->stream = stream;
     event->time = 0;
     const cudaError_t status = emu_enqueue(stream, "an event", [event, stream] {
-        const double now = emu_seconds();
+        double now = emu_seconds(); // not const: clang's builtin takes none
         event->modeled = stream ? stream->modeled_seconds : 0;
         event->copies = stream ? stream->copies : 0;
         __atomic_store(&event->time, &now, __ATOMIC_RELEASE);
