@@ -1,5 +1,5 @@
 // Attention of a block in FP8 (--fp8-dot-product-attention, kernels/fp8/attention.cuh): what is cast where, and its
-// calls. Of a layer in bf16, and in evaluation, these functions do nothing or leave the buffers as they are without FP8.
+// calls. Of a layer in bf16, and in evaluation, they do nothing or leave the buffers as without FP8.
 // q, k and v, rotated, are kept in FP8, and so is attention's output, in row form: it is the projection's input, with
 // that input's scale. With delayed scales attention writes its output in FP8; else the projection's cast does. With
 // `forward` backward is the bf16 backend's, of the values of what was kept.

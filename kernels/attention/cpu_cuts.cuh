@@ -48,7 +48,7 @@ static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;
 }
-// live = the segments of a KV head of sequence b that are not empty and visited a panel, in order. Returns their number.
+// live = the segments of a KV head of sequence b that visited a panel, none empty, in order. Returns their number.
 static inline int flash_live_segments(int live[FLASH_UNITS], const struct flash *f, const struct flash_cuts *cuts,
                                       int b, int panel) {
     int count = 0;

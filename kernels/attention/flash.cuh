@@ -1,6 +1,6 @@
 // The flash attention backends: memory linear in T, causal, grouped queries. The softmax goes over the keys tile by
 // tile, with a running maximum and sum that rescale what was added before, and backward makes the scores again (Dao et
-// al. 2022, "FlashAttention", arXiv 2205.14135). Of what forward computes, only the log-sum-exp of each row is kept, and
+// al. 2022, "FlashAttention", arXiv 2205.14135). Of what forward computes, each row keeps only its log-sum-exp, and
 // work is divided by queries in forward, by keys in backward (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
 //   flash_*   with dropout: kernels/attention/cpu.cu on the CPU, kernels/attention/sm80.cu (mma.sync, bf16) on a GPU
 //   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of

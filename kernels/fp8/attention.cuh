@@ -77,7 +77,7 @@ size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, stru
                                               struct device *dev);
 // Computes the gradient of fp8_attention_forward, a.full, into all of dqkv; no RoPE is undone. Merges dS's amax, and
 // where outputs_in_fp8 dQ's, dK's and dV's; sets the scale and inverse of these as forward sets a.out's. Where
-// `delayed` is 0, runs first for dS's amax, then for dQ's, dK's and dV's, then for the result. amax: kernels/amax.cuh's,
+// `delayed` is 0, runs first for dS's amax, then for the others, then for the result. amax: kernels/amax.cuh's,
 // of dqkv as stored; NULL: not taken.
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
                             const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]

@@ -551,7 +551,7 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
     }
 }
 
-// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over the segments that reached the panel, in order.
+// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over segments that reached the panel, in order.
 static void write_panel(const struct fp8_flash *c, const float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                         int panel) {
     const struct flash *f = &c->f;
