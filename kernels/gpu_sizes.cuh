@@ -105,15 +105,14 @@ static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQU
 
 // ---- attention ----
 
-#define GPU_FLASH_NAME "mma.sync bf16" // its instructions, for the report
+// Its instructions, for the report.
+#define GPU_FLASH_NAME (sizeof(floatX) == 2 ? "mma.sync bf16" : "mma.sync 3xTF32")
 #define GPU_SM90_NAME "wgmma bf16"
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention/sm80.cu
 // Writes to `reason` (size bytes) why attention/sm80.cu can't take the shape; an empty text where it can.
 static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
-    if (sizeof(floatX) != 2)
-        snprintf(reason, size, "takes only bf16: --precision bf16");
-    else if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
+    if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
         snprintf(reason, size, "takes heads of a multiple of 8 up to %d, not %d", FLASH_MAX_HEAD_DIM, shape.head_dim);
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");

@@ -19,6 +19,12 @@ DEVICE_FUNCTION void packed_check(const void *p, bool write) {
     emu_touch_global(p, 16, write);
 #endif
 }
+// Tells the emulator of a write of 8 bytes, as packed_check does.
+DEVICE_FUNCTION void pair_check(void *p) {
+#ifdef CUDA_EMULATED
+    emu_touch_global(p, 8, true);
+#endif
+}
 
 // Loads a pack in one access; `from` is aligned to 16 bytes.
 DEVICE_FUNCTION struct packed packed_load(const floatX *from) {

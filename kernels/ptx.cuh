@@ -159,6 +159,21 @@ PTX_FUNCTION struct word_x4 load_shared_words(uint32_t from) {
 #endif
     return result;
 }
+// Loads a word from each of four addresses in shared memory. All lanes of the warp call; the lanes' i-th words should
+// lie in banks of their own.
+PTX_FUNCTION struct word_x4 load_words_apart(uint32_t from0, uint32_t from1, uint32_t from2, uint32_t from3) {
+    struct word_x4 result;
+#if defined(__CUDACC__)
+    result.x[0] = load_shared_word(from0);
+    result.x[1] = load_shared_word(from1);
+    result.x[2] = load_shared_word(from2);
+    result.x[3] = load_shared_word(from3);
+#else
+    const uint32_t from[4] = {from0, from1, from2, from3};
+    emu_load_words_apart(result.x, from);
+#endif
+    return result;
+}
 // Loads four floats from shared memory; `from` is aligned to 16 bytes.
 PTX_FUNCTION struct float_x4 load_shared_floats(uint32_t from) {
     struct float_x4 result;
@@ -281,6 +296,62 @@ PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uin
 #else
     const struct mma_fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
     const struct mma_fragments *all = (const struct mma_fragments *)emu_warp_combine(&mine, sizeof mine, mma_model);
+    for (int i = 0; i < 4; i++)
+        c[i] = all[emu_lane()].c[i];
+#endif
+}
+
+#ifdef CUDA_EMULATED
+// Returns the TF32 number that a tensor core makes of a float: without its 13 lowest bits.
+static inline float mma_tf32(uint32_t bits) {
+    float value;
+    bits &= 0xffffe000u;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+// Computes mma_m16n8k8 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds. A sum of c and the
+// eight products, which a double holds all but exactly, is truncated to fp32's 24 bits, as tensor cores do (Fasi et al.
+// 2021, "Numerical behavior of NVIDIA tensor cores").
+static inline void mma_tf32_model(void *fragments) {
+    struct mma_fragments *lanes = (struct mma_fragments *)fragments;
+    float a[16][8], b[8][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++)
+            a[g + i % 2 * 8][t + i / 2 * 4] = mma_tf32(lanes[lane].a[i]);
+        for (int i = 0; i < 2; i++)
+            b[t + i * 4][g] = mma_tf32(lanes[lane].b[i]);
+    }
+    for (int row = 0; row < 16; row++) {
+        double sums[8];
+        for (int column = 0; column < 8; column++)
+            sums[column] = lanes[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2];
+        for (int k = 0; k < 8; k++)
+#pragma omp simd
+            for (int column = 0; column < 8; column++)
+                sums[column] += (double)a[row][k] * b[k][column];
+        for (int column = 0; column < 8; column++) {
+            uint64_t bits;
+            memcpy(&bits, &sums[column], sizeof bits);
+            bits &= ~0x1fffffffull;
+            memcpy(&sums[column], &bits, sizeof bits);
+            lanes[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2] = (float)sums[column];
+        }
+    }
+}
+#endif
+// c (16 x 8, fp32) += a (16 x 8, TF32) . b (8 x 8, TF32). TF32 is a float whose 13 lowest bits are not read. All lanes
+// of the warp call. a: words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g); c: as mma_m16n8k16's.
+PTX_FUNCTION void mma_m16n8k8(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+#if defined(__CUDACC__)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    const struct mma_fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+    const struct mma_fragments *all =
+        (const struct mma_fragments *)emu_warp_combine(&mine, sizeof mine, mma_tf32_model);
     for (int i = 0; i < 4; i++)
         c[i] = all[emu_lane()].c[i];
 #endif

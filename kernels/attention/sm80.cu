@@ -29,14 +29,16 @@
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #if defined(TARGET_CUDA)
-#include "kernels/attention/flash.cuh" // the prototypes of what is defined here
-#include "kernels/device.cuh"          // floatX, struct device, LAUNCH
-#include "kernels/fp8/cast.cuh"        // fp8_amax
-#include "kernels/gpu_sizes.cuh"       // gpu_flash_backward_bytes
-#include "kernels/vector_math.cuh"     // LOG2E
-#include "runtime/machine/error.h"     // fail
-#include <stdio.h>                     // snprintf
-#include <string.h>                    // memset
+#include "kernels/attention/flash.cuh"         // the prototypes of what is defined here
+#include "kernels/attention/sm80_backward.cuh" // flash_backward_query_kernel, flash_backward_key_kernel
+#include "kernels/attention/sm80_forward.cuh"  // flash_forward_kernel
+#include "kernels/device.cuh"                  // floatX, struct device, LAUNCH
+#include "kernels/fp8/cast.cuh"                // fp8_amax
+#include "kernels/gpu_sizes.cuh"               // gpu_flash_backward_bytes
+#include "kernels/vector_math.cuh"             // LOG2E
+#include "runtime/machine/error.h"             // fail
+#include <stdio.h>                             // snprintf
+#include <string.h>                            // memset
 
 void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev) {
     gpu_flash_unavailable_reason(reason, size, shape);
@@ -46,10 +48,6 @@ size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct 
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     return gpu_flash_backward_bytes(shape);
 }
-
-#ifdef PRECISION_BF16
-#include "kernels/attention/sm80_backward.cuh" // flash_backward_query_kernel, flash_backward_key_kernel
-#include "kernels/attention/sm80_forward.cuh"  // flash_forward_kernel
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +158,7 @@ static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const vo
     a.scale = shape.scale;
     a.dropout = dropout;
     a.unit = shape.softcap > 0 ? shape.softcap : shape.scale;
-    a.cap_factor = shape.softcap > 0 ? 2 * LOG2E * shape.scale / shape.softcap : 0;
+    a.cap_factor = shape.softcap > 0 ? (FP32 ? 1 : 2 * LOG2E) * shape.scale / shape.softcap : 0;
     return a;
 }
 
@@ -189,20 +187,5 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
     if (amax)
         fp8_amax(amax, dqkv, (int64_t)shape.B * shape.T * a.qkv_stride, dev);
 }
-
-#else
-
-// Ends the program. Never reached: flash_unavailable_reason says so.
-void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
-                   uint32_t *amax, void *workspace, struct device *dev) {
-    fail("flash attention on CUDA takes only bf16: --precision bf16");
-}
-void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
-                    struct device *dev) {
-    fail("flash attention on CUDA takes only bf16: --precision bf16");
-}
-
-#endif
 
 #endif

@@ -28,6 +28,38 @@ DEVICE_FUNCTION struct backward_element backward_one(const typename plan::argume
     return result;
 }
 
+// Makes S and dP of a chunk: s = left . right^T, dp = dleft . dright^T. left, dleft: 16 M rows; right, dright:
+// origin_right of two tiles, of which the 8 N rows from `first` on are read. fp32: one product after the other, which
+// takes fewer registers.
+template <int D, int M, int N, class left_operand>
+DEVICE_FUNCTION void multiply_both(float s[M][N][4], float dp[M][N][4], const left_operand &left,
+                                   const left_operand &dleft, uint32_t right, uint32_t dright, int first) {
+    constexpr int RUN = depth_run<D>::STEPS;
+    struct word_x4 operand[M];
+#pragma unroll
+    for (int begin = 0; begin < D / STEP; begin += RUN) {
+        float run[M][N][4], drun[M][N][4];
+        clear<M, N>(run);
+        clear<M, N>(drun);
+#pragma unroll(FP32 ? 4 : D / STEP)
+        for (int k = begin; k < D / STEP && k < begin + RUN; k++) {
+            left.at(operand, k);
+            multiply_transposed<D, M, N>(run, operand, right, first, k);
+            if (!FP32) {
+                dleft.at(operand, k);
+                multiply_transposed<D, M, N>(drun, operand, dright, first, k);
+            }
+        }
+#pragma unroll 4
+        for (int k = begin; FP32 && k < D / STEP && k < begin + RUN; k++) {
+            dleft.at(operand, k);
+            multiply_transposed<D, M, N>(drun, operand, dright, first, k);
+        }
+        add_run<M, N>(s, run, begin == 0);
+        add_run<M, N>(dp, drun, begin == 0);
+    }
+}
+
 // --- Backward: dQ -------------------------------------------------------------------------------------------------
 
 template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_query_plan {
@@ -35,16 +67,20 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS,
-                         BLOCKS = D == 64 || D == 256 ? 2 : 1;
-    static constexpr int M = D == 64 ? 2 : 1;                   // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS;              // of a block
-    static constexpr int KEYS = D == 256 ? 32 : 64;             // of a tile
-    static constexpr int CHUNK = D == 256 || D == 64 ? 16 : 32; // keys whose S and dP are in registers at a time
-    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4;  // chunks
-    static constexpr int STAGES = D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = D < 256; // Q and dO
-    static constexpr int ROWS_BYTES = QUERIES * 2 * D, TILE_BYTES = KEYS * 2 * D, STAGE_BYTES = 2 * TILE_BYTES;
+    static constexpr int WARPS = FP32                  ? D == 256 ? 2 : 4
+                                 : D == 64 || D == 256 ? 4
+                                                       : 8,
+                         THREADS = 32 * WARPS, BLOCKS = D == 64 || D == 256 ? 2 : 1;
+    static constexpr int M = D == 64 && !FP32 ? 2 : 1;                 // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;                     // of a block
+    static constexpr int KEYS = (D == 256 ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
+    static constexpr int CHUNK =
+        FP32 || D == 256 || D == 64 ? 16 : 32;                         // keys whose S and dP are in registers at a time
+    static constexpr int UNROLL = FP32 || D == 256 || DROPOUT ? 1 : 4; // chunks
+    static constexpr int STAGES = FP32 || D == 256 ? 1 : 2;
+    static constexpr bool IN_REGISTERS = !FP32 && D < 256; // Q and dO
+    static constexpr int ROWS_BYTES = QUERIES * ELEMENT * D, TILE_BYTES = KEYS * ELEMENT * D,
+                         STAGE_BYTES = 2 * TILE_BYTES;
     // Where Q and dO stay in registers, K and V take their place in shared memory.
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * ROWS_BYTES;
     static constexpr int STAGES_END = STAGES_AT + STAGES * STAGE_BYTES;
@@ -71,16 +107,20 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
             float delta = 0;
             if (row < a.T)
 #pragma unroll
-                for (int piece = t; piece < plan::D / 8; piece += 4) {
-                    if (plan::PADDED && 8 * piece >= a.head_dim)
+                for (int piece = t; piece < plan::D / PACK; piece += 4) {
+                    if (plan::PADDED && PACK * piece >= a.head_dim)
                         break;
-                    const int64_t at = view.out_offset + (int64_t)row * a.out_stride + piece * 8;
+                    const int64_t at = view.out_offset + (int64_t)row * a.out_stride + piece * PACK;
                     packed_check(a.out + at, false);
                     packed_check(a.dout + at, false);
                     const uint4 out = *(const uint4 *)(a.out + at), dout = *(const uint4 *)(a.dout + at);
                     const uint32_t x[4] = {out.x, out.y, out.z, out.w}, y[4] = {dout.x, dout.y, dout.z, dout.w};
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
+                        if (FP32) {
+                            delta = fmaf(__uint_as_float(x[i]), __uint_as_float(y[i]), delta);
+                            continue;
+                        }
                         delta = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), delta);
                         delta = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), delta);
                     }
@@ -103,7 +143,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8;
     const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
-    const uint32_t keys_right = origin_right<D>(stage), keys_down = origin_down<D>(stage);
+    const uint32_t keys_right = origin_right<D>(stage), keys_down = origin_rows<D>(stage);
     const uint32_t values_right = origin_right<D>(stage + plan::TILE_BYTES);
     const uint64_t element = (uint64_t)(head * a.T + first_row + lane_row()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_column()); // for dropout
@@ -126,16 +166,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
         float s[M][N][4], dp[M][N][4];
-        clear<M, N>(s);
-        clear<M, N>(dp);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            struct word_x4 left[M];
-            state.q.at(left, k);
-            multiply_transposed<D, M, N>(s, left, keys_right, chunk, k);
-            state.dout.at(left, k);
-            multiply_transposed<D, M, N>(dp, left, values_right, chunk, k);
-        }
+        multiply_both<D, M, N>(s, dp, state.q, state.dout, keys_right, values_right, chunk);
         const int row = first_row - first_key - chunk + lane_row() - lane_column(); // as seen from the column
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -151,12 +182,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
                                                     state.delta[m][i / 2], mask, visible)
                                      .ds;
                 }
-#pragma unroll
-        for (int k = 0; k < plan::CHUNK / 16; k++) {
-            struct word_x4 ds[M];
-            to_left<M, N>(ds, s, k);
-            multiply<D, M, D / 8>(state.dq, ds, keys_down, chunk + 16 * k);
-        }
+        accumulate<D, M, D / 8, plan::CHUNK>(state.dq, s, keys_down, chunk);
     }
 }
 
@@ -248,19 +274,22 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
+    static constexpr int M = D == 64 && !FP32 ? 2 : 1; // 16-row blocks of a warp
     // At 256 two warps share the same keys, each with half of the columns of dK and dV: one warp has not the registers
     // for all columns. Each of the two makes S and dP.
-    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
+    static constexpr int KEY_WARPS = FP32                  ? D == 256 ? 2 : 4
+                                     : D == 64 || D == 256 ? 4
+                                                           : 8,
+                         COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
-    static constexpr int KEYS = 16 * M * KEY_WARPS;            // of a block
-    static constexpr int QUERIES = D == 256 ? 32 : 64;         // of a tile
-    static constexpr int CHUNK = 16;                           // queries whose S and dP are in registers at a time
-    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4; // chunks
-    static constexpr int STAGES = D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = D < 256; // K and V
-    static constexpr int KEYS_BYTES = KEYS * 2 * D, TILE_BYTES = QUERIES * 2 * D;
+    static constexpr int KEYS = 16 * M * KEY_WARPS;                       // of a block
+    static constexpr int QUERIES = (D == 256 ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
+    static constexpr int CHUNK = 16; // queries whose S and dP are in registers at a time
+    static constexpr int UNROLL = FP32 || D == 256 || DROPOUT ? 1 : 4; // chunks
+    static constexpr int STAGES = FP32 || D == 256 ? 1 : 2;
+    static constexpr bool IN_REGISTERS = !FP32 && D < 256; // K and V
+    static constexpr int KEYS_BYTES = KEYS * ELEMENT * D, TILE_BYTES = QUERIES * ELEMENT * D;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + QUERIES * (int)sizeof(float2);
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * KEYS_BYTES;
     static constexpr int STAGES_END = STAGES_AT + STAGES * STAGE_BYTES;
@@ -301,13 +330,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
     const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
-    const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
     const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
     const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_row()); // for dropout
-    // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
-    const uint32_t queries_down = origin_down<D>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (2 * COLUMNS);
-    const uint32_t douts_down = queries_down + plan::TILE_BYTES;
     int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
     if constexpr (MASKED && plan::SPANS)
 #pragma unroll
@@ -328,16 +353,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + (uint64_t)chunk * (uint64_t)a.T, (uint64_t)a.T, 1);
         float s[M][N][4], dp[M][N][4];
-        clear<M, N>(s);
-        clear<M, N>(dp);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            struct word_x4 left[M];
-            state.k.at(left, k);
-            multiply_transposed<D, M, N>(s, left, queries_right, chunk, k);
-            state.v.at(left, k);
-            multiply_transposed<D, M, N>(dp, left, douts_right, chunk, k);
-        }
+        // Where they are made in the loop, fp32's instances need no register for them: see thread_index().
+        const uint32_t queries_right = origin_right<D, FP32>(stage);
+        multiply_both<D, M, N>(s, dp, state.k, state.v, queries_right, queries_right + plan::TILE_BYTES, chunk);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const struct float_x4 row = load_shared_floats(rows + (uint32_t)(8 * (chunk + 8 * n)));
@@ -355,14 +373,11 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
                     dp[m][n][i] = one.ds;
                 }
         }
-#pragma unroll
-        for (int k = 0; k < plan::CHUNK / 16; k++) {
-            struct word_x4 left[M];
-            to_left<M, N>(left, s, k);
-            multiply<D, M, COLUMNS / 8>(state.dv, left, douts_down, chunk + 16 * k);
-            to_left<M, N>(left, dp, k);
-            multiply<D, M, COLUMNS / 8>(state.dk, left, queries_down, chunk + 16 * k);
-        }
+        // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
+        const uint32_t queries_down =
+            origin_rows<D, FP32>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dv, s, queries_down + plan::TILE_BYTES, chunk);
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dk, dp, queries_down, chunk);
     }
 }
 
@@ -430,7 +445,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
-    bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
+    floatX *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
     store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
                                                   warp_column, state.dk);
     store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a, shared + plan::KEYS_BYTES,

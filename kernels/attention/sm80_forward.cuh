@@ -10,10 +10,11 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int M = D == 256 ? 1 : 2;     // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS; // of a block
+    static constexpr int M = D == 256 || (FP32 && D > 64) ? 1 : 2; // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;                 // of a block
     // Of a tile. FLASH_SPANS has the tiles of FLASH_CAUSAL, and so the same bits where spans hide nothing.
-    static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
+    static constexpr int KEYS =
+        FP32 ? D == 256 ? 16 : 32 : (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
     // UNROLL: of the loop over D. SKIP_LEFT: a warp tests whether a tile lies before all that its rows see. MASK_ALL:
     // every tile is masked, so that the loop over tiles has one body.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 // see thread_index()
@@ -30,7 +31,7 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
                           HIDE_VALUES = SPANS || DROPOUT || (PADDED && D == 128);
     static constexpr bool SKIP_LEFT = SPANS, MASK_ALL = false;
 #endif
-    static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
+    static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * ELEMENT * D;
 };
 
 template <class plan> struct forward_state {
@@ -53,8 +54,10 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
                 maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1)); // a row is in the four lanes of a quad
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-            const float rescale = exp2_approx((state.maximum[m][half] - maximum) * scale_log2);
             const float shift = maximum * scale_log2;
+            // fp32: the former sum's own shift, whose rounding counts.
+            const float rescale = exp2_approx(FP32 ? add_rounded(state.maximum[m][half] * scale_log2, -shift)
+                                                   : (state.maximum[m][half] - maximum) * scale_log2);
             float sum = state.sum[m][half] * rescale; // of this lane's columns; the quad is summed once, at the end
 #pragma unroll
             for (int n = 0; n < plan::KEYS / 8; n++)
@@ -158,12 +161,17 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
                       1, (uint64_t)a.T);
         struct left_rows<D, M, false> q;
         q.open(queries, warp_row);
-        clear<M, KEYS / 8>(s);
+#pragma unroll
+        for (int begin = 0; begin < D / STEP; begin += depth_run<D>::STEPS) {
+            float run[M][KEYS / 8][4];
+            clear<M, KEYS / 8>(run);
 #pragma unroll(MASKED ? 1 : plan::UNROLL)
-        for (int k = 0; k < D / 16; k++) { // unrolled further, operands are loaded so far ahead that there are spills
-            struct word_x4 left[M];
-            q.at(left, k);
-            multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
+            for (int k = begin; k < D / STEP && k < begin + depth_run<D>::STEPS; k++) { // unrolled further, operands
+                struct word_x4 left[M]; // are loaded so far ahead that there are spills
+                q.at(left, k);
+                multiply_transposed<D, M, KEYS / 8>(run, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
+            }
+            add_run<M, KEYS / 8>(s, run, begin == 0);
         }
         if constexpr (plan::ANY)
             if (has_cap<plan>(a))
@@ -182,12 +190,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
         forward_softmax<plan>(s, state, score_unit(a) * LOG2E);
         if (plan::DROPOUT)
             forward_dropout<plan>(s, kept, 1.0f / (1.0f - a.dropout.p));
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) {
-            struct word_x4 p[M];
-            to_left<M, KEYS / 8>(p, s, k);
-            multiply<D, M, D / 8>(state.o, p, origin_down<D, plan::HIDE_VALUES>(values), 16 * k);
-        }
+        accumulate<D, M, D / 8, KEYS>(state.o, s, origin_rows<D, plan::HIDE_VALUES>(values), 0);
     }
 }
 
@@ -226,7 +229,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, h = (int)blockIdx.y, b = (int)blockIdx.z;
     const int64_t head = (int64_t)b * a.H + h;
     const struct head_views view = view_head<plan>(a, b, h);
-    const uint32_t queries = shared_memory(), keys = queries + QUERIES * 2 * D, values = keys + KEYS * 2 * D;
+    const uint32_t queries = shared_memory(), keys = queries + QUERIES * ELEMENT * D,
+                   values = keys + KEYS * ELEMENT * D;
     const int end = first_row + QUERIES < a.T ? first_row + QUERIES : a.T;
 
     struct forward_state<plan> state;

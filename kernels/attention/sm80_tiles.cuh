@@ -1,12 +1,9 @@
 // What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a
 // warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
 #pragma once
-#ifndef PRECISION_BF16
-#error "these kernels take only bf16"
-#endif
-#include "kernels/device.cuh"      // bf16
-#include "kernels/packed.cuh"      // packed_check
-#include "kernels/ptx.cuh"         // mma_m16n8k16, ldmatrix_x4, cp_async_16, pack_bf16x2
+#include "kernels/device.cuh"      // floatX
+#include "kernels/packed.cuh"      // PACK, packed_check
+#include "kernels/ptx.cuh"         // mma_m16n8k16, mma_m16n8k8, ldmatrix_x4, cp_async_16, pack_bf16x2
 #include "kernels/random.cuh"      // struct dropout, philox4x32
 #include "kernels/vector_math.cuh" // LOG2E
 #include <stdint.h>                // int32_t
@@ -20,12 +17,12 @@ enum flash_scores {
 
 // The arguments of all three kernels.
 struct flash_arguments {
-    const bf16 *qkv;  // (B, T, (H + 2 Hkv) D)
-    bf16 *out;        // (B, T, H D); only read by backward
-    float *lse;       // (B, H, T), natural logarithm, or NULL; only read by backward
-    const bf16 *dout; // (B, T, H D)
-    bf16 *dqkv;       // (B, T, (H + 2 Hkv) D)
-    float2 *rows;     // (B, H, T): lse log2(e), delta
+    const floatX *qkv;  // (B, T, (H + 2 Hkv) D)
+    floatX *out;        // (B, T, H D); only read by backward
+    float *lse;         // (B, H, T), natural logarithm, or NULL; only read by backward
+    const floatX *dout; // (B, T, H D)
+    floatX *dqkv;       // (B, T, (H + 2 Hkv) D)
+    float2 *rows;       // (B, H, T): lse log2(e), delta
     int T, H, Hkv, head_dim;
     int qkv_stride, out_stride; // elements from token to token
     uint32_t group_magic; // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
@@ -63,7 +60,7 @@ template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments
 
 // Where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
 struct head_views {
-    const bf16 *q, *k, *v;
+    const floatX *q, *k, *v;
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
     int64_t token;                  // the sequence's first
 };
@@ -82,10 +79,40 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
     return view;
 }
 
-// --- Tiles: rows of D bf16 in shared memory -----------------------------------------------------------------------
+// --- Elements -----------------------------------------------------------------------------------------------------
+
+// What depends on the type of the elements. ELEMENT: its bytes. STEP: the depth of one mma, two units of 16 bytes, so
+// that operands lie in the same units for either type.
+static constexpr bool FP32 = sizeof(floatX) == 4;
+static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
+// The depth, in steps, after which a sum of D products leaves the tensor cores, which truncate sums: with fp32 every 64
+// products are a sum of their own.
+template <int D> struct depth_run { static constexpr int STEPS = FP32 && D > 64 ? 64 / STEP : D / STEP; };
+
+// The parts of floats for 3xTF32: x = big + small exactly, each a TF32 number but for bits that the tensor core drops
+// of small, 2^-22 of x at most. An infinity's small part is a NaN, and so is what it is multiplied to.
+
+// Returns the big parts of four floats.
+DEVICE_FUNCTION struct word_x4 tf32_big(const struct word_x4 &x) {
+    const struct word_x4 big = {
+        {x.x[0] & 0xffffe000u, x.x[1] & 0xffffe000u, x.x[2] & 0xffffe000u, x.x[3] & 0xffffe000u}};
+    return big;
+}
+// Returns the small parts of four floats.
+DEVICE_FUNCTION struct word_x4 tf32_small(const struct word_x4 &x) {
+    struct word_x4 small;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        small.x[i] = __float_as_uint(__uint_as_float(x.x[i]) - __uint_as_float(x.x[i] & 0xffffe000u));
+    return small;
+}
+
+// --- Tiles: rows of D elements in shared memory -------------------------------------------------------------------
 
 // The 16-byte units of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
-template <int D> struct tile_layout { static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4; };
+template <int D> struct tile_layout {
+    static constexpr int ROW_BYTES = ELEMENT * D, GROUP = ROW_BYTES % 128 == 0 ? 8 : 4;
+};
 
 // Returns the offset, in bytes, of 16-byte unit `piece` of a row in a tile.
 template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
@@ -94,15 +121,16 @@ template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
 }
 
-// Returns ldmatrix's address of the 16 x 16 block at (row, column), both multiples of 16. origin: the address of the
-// block at (0, 0). As blocks lie a multiple of 8 rows apart, only the lane's part and a constant meet in the XOR.
+// Returns ldmatrix's address of the block of 16 rows and two units at (row, column), a multiple of 8 rows and of two
+// units. origin: the address of the block at (0, 0). As blocks lie a multiple of 8 rows apart, only the lane's part and
+// a constant meet in the XOR.
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
-    constexpr int GROUP_COLUMNS = 8 * tile_layout<D>::GROUP;
-    return (origin ^ (uint32_t)(column % GROUP_COLUMNS * 2)) +
-           (uint32_t)(column / GROUP_COLUMNS * (2 * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
+    constexpr int GROUP_COLUMNS = PACK * tile_layout<D>::GROUP;
+    return (origin ^ (uint32_t)(column % GROUP_COLUMNS * ELEMENT)) +
+           (uint32_t)(column / GROUP_COLUMNS * (ELEMENT * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
 }
-// Returns ldmatrix's address of the block at (0, 0), with its four 8 x 8 matrices in the order down, then right: a left
-// operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
+// Returns ldmatrix's address of the block at (0, 0), with its four 8 x 8 matrices (fp32: 8 x 4) in the order down, then
+// right: a left operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
@@ -112,35 +140,62 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
+// Returns the origin for multiply(): origin_down or, with fp32, which ldmatrix can't transpose, the address of this
+// lane's word of row 2t, column g (g = lane / 4, t = lane % 4).
+template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint32_t tile) {
+    if (!FP32)
+        return origin_down<D, HIDDEN>(tile);
+    const int lane = thread_index<HIDDEN>() % 32;
+    return tile + tile_offset<D>(lane % 4 * 2, lane / 16) + (uint32_t)(lane / 4 % 4 * 4);
+}
 
 // Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past
 // the head become zeroes. All threads call; the caller commits the copies. A thread's rows are a multiple of 8 apart,
 // so that its address in the tile is one offset plus constants.
 template <class plan, int ROWS>
-DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first,
+DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stride, int first,
                                const struct flash_arguments &a) {
     constexpr int D = plan::D, GROUP = tile_layout<D>::GROUP, ROWS_AT_ONCE = plan::THREADS / GROUP;
     static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "every thread copies the same number of pieces");
     const int thread = thread_index<true>(), row = thread / GROUP, piece = thread % GROUP;
     // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is
     // not followed.
-    const bf16 *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * 8);
+    const floatX *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * PACK);
     const uint32_t to = tile + tile_offset<D>(row, piece);
 #pragma unroll
     for (int i = 0; i < ROWS; i += ROWS_AT_ONCE)
 #pragma unroll
-        for (int j = 0; j < D / 8; j += GROUP)
-            cp_async_16(to + (uint32_t)(i * tile_layout<D>::ROW_BYTES + 16 * j), from + (int64_t)i * row_stride + 8 * j,
-                        first + row + i < a.T && (!plan::PADDED || 8 * (piece + j) < a.head_dim));
+        for (int j = 0; j < D / PACK; j += GROUP)
+            cp_async_16(to + (uint32_t)(i * tile_layout<D>::ROW_BYTES + 16 * j),
+                        from + (int64_t)i * row_stride + PACK * j,
+                        first + row + i < a.T && (!plan::PADDED || PACK * (piece + j) < a.head_dim));
 }
 
-// Writes this warp's ROWS x COLUMNS of accumulators, as bf16, by way of its own part of a tile, so that global memory
-// sees 16-byte writes. Rows past T and columns past the head are left out. acc is ROWS/16 x COLUMNS/8 fragments.
+// Writes this warp's ROWS x COLUMNS of accumulators. bf16 goes by way of the warp's own part of a tile, so that global
+// memory sees 16-byte writes; with fp32 a fragment's row is 32 bytes, all that memory needs. Rows past T and columns
+// past the head are left out. acc is ROWS/16 x COLUMNS/8 fragments.
 template <class plan, int ROWS, int COLUMNS>
-DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, const struct flash_arguments &a, uint32_t tile,
-                                int tile_row, int tile_column, const float acc[ROWS / 16][COLUMNS / 8][4]) {
+DEVICE_FUNCTION void store_rows(floatX *matrix, int row_stride, int first, const struct flash_arguments &a,
+                                uint32_t tile, int tile_row, int tile_column,
+                                const float acc[ROWS / 16][COLUMNS / 8][4]) {
     constexpr int D = plan::D;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if constexpr (FP32) {
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = first + 16 * m + 8 * half + g;
+                floatX *to = matrix + (int64_t)row * row_stride + tile_column + 2 * t;
+#pragma unroll
+                for (int n = 0; n < COLUMNS / 8; n++)
+                    if (row < a.T && (!plan::PADDED || tile_column + 8 * n < a.head_dim)) {
+                        pair_check(to + 8 * n);
+                        *(float2 *)(to + 8 * n) = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+                    }
+            }
+        return;
+    }
 #pragma unroll
     for (int m = 0; m < ROWS / 16; m++)
 #pragma unroll
@@ -155,7 +210,7 @@ DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, const s
         const int at = 32 * i + lane, row = at / (COLUMNS / 8), piece = at % (COLUMNS / 8);
         const struct word_x4 words = load_shared_words(tile + tile_offset<D>(tile_row + row, tile_column / 8 + piece));
         if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim)) {
-            bf16 *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
+            floatX *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
             packed_check(to, true);
             *(uint4 *)to = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
         }
@@ -167,19 +222,19 @@ DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, const s
 // A warp's 16 M rows of a tile as left operands, either held in registers or read again at each use.
 template <int D, int M, bool IN_REGISTERS> struct left_rows {
     uint32_t address;
-    struct word_x4 fragment[IN_REGISTERS ? D / 16 : 1][M];
+    struct word_x4 fragment[IN_REGISTERS ? D / STEP : 1][M];
 
     __device__ __forceinline__ void open(uint32_t tile, int row) {
         address = block_address<D>(origin_down<D>(tile), row, 0);
         if (IN_REGISTERS)
 #pragma unroll
-            for (int k = 0; k < D / 16; k++)
+            for (int k = 0; k < D / STEP; k++)
                 read(fragment[k], k);
     }
     __device__ __forceinline__ void read(struct word_x4 to[M], int k) const {
 #pragma unroll
         for (int m = 0; m < M; m++)
-            to[m] = ldmatrix_x4(block_address<D>(address, 16 * m, 16 * k));
+            to[m] = ldmatrix_x4(block_address<D>(address, 16 * m, STEP * k));
     }
     __device__ __forceinline__ void at(struct word_x4 to[M], int k) const {
         if (IN_REGISTERS)
@@ -213,43 +268,115 @@ template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float
                 acc[m][n][i] *= factor;
 }
 
-// Adds left (16 M x 16) . B^T to acc (16 M x 8 N). B: rows [first, first + 8 N), columns [16 k, 16 k + 16) of a tile; N
-// is even, `first` a multiple of 16. right_origin: origin_right of the tile.
+// sum += run, M x N fragments of the warp; where `first`, sum = run.
+template <int M, int N> DEVICE_FUNCTION void add_run(float sum[M][N][4], const float run[M][N][4], bool first) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum[m][n][i] = first ? run[m][n][i] : sum[m][n][i] + run[m][n][i];
+}
+
+// Adds left (16 M x STEP) times two right operands side by side (STEP x 16) to fragments 2 n and 2 n + 1 of acc. fp32:
+// the product of the two small parts is left out; of the other three the largest comes last (3xTF32).
+template <int M, int N>
+DEVICE_FUNCTION void multiply_pair(float acc[M][N][4], int n, const struct word_x4 left[M],
+                                   const struct word_x4 &right) {
+    if constexpr (FP32) {
+#pragma unroll
+        for (int term = 0; term < 3; term++) {
+            const struct word_x4 b = term == 1 ? tf32_small(right) : tf32_big(right);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                const struct word_x4 a = term == 0 ? tf32_small(left[m]) : tf32_big(left[m]);
+                mma_m16n8k8(acc[m][2 * n], a.x, b.x[0], b.x[1]);
+                mma_m16n8k8(acc[m][2 * n + 1], a.x, b.x[2], b.x[3]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_m16n8k16(acc[m][2 * n], left[m].x, right.x[0], right.x[1]);
+            mma_m16n8k16(acc[m][2 * n + 1], left[m].x, right.x[2], right.x[3]);
+        }
+    }
+}
+
+// Adds left (16 M x STEP) . B^T to acc (16 M x 8 N). B: rows [first, first + 8 N), columns [STEP k, STEP (k + 1)) of a
+// tile; N is even, `first` a multiple of 16. right_origin: origin_right of the tile.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
                                          int first, int k) {
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
-        const struct word_x4 right = ldmatrix_x4(block_address<D>(right_origin, first + 16 * n, 16 * k));
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            mma_m16n8k16(acc[m][2 * n], left[m].x, right.x[0], right.x[1]);
-            mma_m16n8k16(acc[m][2 * n + 1], left[m].x, right.x[2], right.x[3]);
-        }
+        const struct word_x4 right = ldmatrix_x4(block_address<D>(right_origin, first + 16 * n, STEP * k));
+        multiply_pair<M, N>(acc, n, left, right);
     }
 }
 
-// acc (16 M x 8 N) += left (16 M x 16) . the 16 rows of a tile from row `first` on.
+// acc (16 M x 8 N) += left (16 M x STEP) . the STEP rows of a tile from row `first` on, in to_left's order. origin:
+// origin_rows of the tile.
 template <int D, int M, int N>
-DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], uint32_t down_origin, int first) {
+DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], uint32_t origin, int first) {
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
-        const struct word_x4 right = ldmatrix_x4_trans(block_address<D>(down_origin, first, 16 * n));
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            mma_m16n8k16(acc[m][2 * n], left[m].x, right.x[0], right.x[1]);
-            mma_m16n8k16(acc[m][2 * n + 1], left[m].x, right.x[2], right.x[3]);
+        const uint32_t at = block_address<D>(origin, first, 16 * n);
+        if constexpr (FP32) { // the row after an even one: its units are permuted by one bit more
+            const uint32_t beside = block_address<D>(origin, first, 16 * n + 8), row = tile_layout<D>::ROW_BYTES;
+            multiply_pair<M, N>(acc, n, left, load_words_apart(at, (at ^ 16) + row, beside, (beside ^ 16) + row));
+        } else {
+            const struct word_x4 right = ldmatrix_x4_trans(at);
+            multiply_pair<M, N>(acc, n, left, right);
         }
     }
 }
 
-// left (16 M x 16) = columns 16 k .. 16 k + 15 of acc, rounded to bf16: no lane needs another's values.
+// left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16: rounded.
+// fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7, since a lane holds columns 2t and 2t + 1 where the operand has t and t + 4.
 template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
+            if constexpr (FP32)
+                left[m].x[i] = __float_as_uint(acc[m][k][i % 2 * 2 + i / 2]);
+            else
+                left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
+}
+
+// acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on. origin: origin_rows of the tile. fp32: K
+// is at most 64, and its sum is made in 32 columns at a time, outside of acc.
+template <int D, int M, int N, int K, int RUN = 4>
+DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], uint32_t origin, int first) {
+    struct word_x4 left[M];
+    if constexpr (FP32) {
+        static_assert(K <= 64 && N % RUN == 0, "as the comment says");
+#pragma unroll
+        for (int begin = 0; begin < N; begin += RUN) {
+            float run[M][RUN][4];
+            clear<M, RUN>(run);
+#pragma unroll
+            for (int k = 0; k < K / STEP; k++) {
+                to_left<M, K / 8>(left, p, k);
+                multiply<D, M, RUN>(run, left, block_address<D>(origin, 0, 8 * begin), first + STEP * k);
+            }
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < RUN; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        acc[m][begin + n][i] += run[m][n][i];
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < K / STEP; k++) {
+            to_left<M, K / 8>(left, p, k);
+            multiply<D, M, N>(acc, left, origin, first + STEP * k);
+        }
+    }
 }
 
 // Element i of fragment (m, n) of a warp is at row fragment_row(m, i) + lane_row() and column fragment_column(n, i) +
@@ -302,7 +429,10 @@ DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
 // Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
 // Returns tanh(x), x = scale s / softcap: 1 - 2 / (e^2x + 1), to 1e-7. tanh.approx errs by 5e-4, 0.02 of a score of 50.
+// fp32: by tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
+    if (FP32)
+        return tanhf(s * factor);
     return fmaf(-2.0f, reciprocal_approx(exp2_approx(s * factor) + 1.0f), 1.0f);
 }
 

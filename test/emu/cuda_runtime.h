@@ -84,6 +84,7 @@ template <class To, class From> static inline To emu_bits(From from) {
     return to;
 }
 static inline float __uint_as_float(uint32_t bits) { return emu_bits<float>(bits); }
+static inline uint32_t __float_as_uint(float value) { return emu_bits<uint32_t>(value); }
 
 static inline void __syncthreads(void) { emu_syncthreads(); }
 static inline void __syncwarp(unsigned mask = ~0u) { emu_syncwarp(mask); }

@@ -10,7 +10,7 @@
 //   So are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different
 //   collectives, and blocks that can't go on, such as at a barrier that an exited thread never reaches.
 // - Blocks run in a shuffled order, and in each block another thread runs first.
-// - ldmatrix counts the bank conflicts of its rows.
+// - ldmatrix and load_words_apart count the bank conflicts of their rows and words.
 // - test/emu/clocks.h and async.h model what is asynchronous on sm_90a, and how threads wait for each other there.
 // A finding ends the program with status 3, and names kernel, block and thread.
 #pragma once
@@ -299,6 +299,19 @@ static inline void emu_load_matrix_row(void *to, uint32_t row, const char *what 
         if (rows[i] / 16 % 8 == row / 16 % 8 && rows[i] != row)
             emu->bank_conflicts++;
     emu->matrix_loads += emu_lane() == 0;
+}
+
+// Loads a word of each of four addresses. The lanes' i-th words are read at once, so each should lie in a bank of its
+// own.
+static inline void emu_load_words_apart(uint32_t to[4], const uint32_t from[4],
+                                        const char *what = __builtin_FUNCTION()) {
+    for (int i = 0; i < 4; i++)
+        emu_load_shared(to + i, from[i], 4);
+    const uint32_t *all = (const uint32_t *)emu_warp_exchange(from, 16, what);
+    for (int lane = 0; lane < emu_lane(); lane++)
+        for (int i = 0; i < 4; i++)
+            if (all[4 * lane + i] / 4 % 32 == from[i] / 4 % 32 && all[4 * lane + i] != from[i])
+                emu->bank_conflicts++;
 }
 
 // --- Asynchronous copies ------------------------------------------------------------------------------------------
