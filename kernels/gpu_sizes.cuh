@@ -117,6 +117,11 @@ static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struc
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
+// Whether unfused attention is predicted to be faster on a GPU than attention/sm80.cu, though it keeps T x T
+// probabilities: in fp32 where FMA units do more than a third of what tensor cores do with TF32, on 8.6, 8.9 and 12.x.
+static inline bool gpu_flash_is_slower(struct compute_capability gpu) {
+    return sizeof(floatX) == 4 && ((gpu.major == 8 && (gpu.minor == 6 || gpu.minor == 9)) || gpu.major == 12);
+}
 static inline size_t gpu_flash_backward_bytes(struct attention_shape shape) {
     return 2 * sizeof(float) * (size_t)shape.B * (size_t)shape.num_heads * (size_t)shape.T;
 }

@@ -134,7 +134,9 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
         snprintf(reason, size, "fused: %s", demands->refused[ATTENTION_FUSED]);
         return;
     }
-    if (fused_leads_on(dev->planned.major, own))
+    if (sizeof(floatX) != 2)
+        snprintf(reason, size, "fused: takes only bf16 on a GPU");
+    else if (fused_leads_on(dev->planned.major, own))
         snprintf(reason, size,
                  "fused: a run on %s takes it where cuDNN is installed: --attention-backend fused plans it",
                  fused_gpu(gpu, sizeof gpu, dev));
@@ -157,9 +159,10 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
     if (!sm90 && device_is_gpu(dev))
         snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
     snprintf(
-        choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
+        choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(dev),
         wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash" : "memory linear in the sequence length",
-        not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "");
+        not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "",
+        says_fused && flash_is_slower(dev) ? "; unfused, in T x T memory, is predicted to be faster on this GPU" : "");
 }
 // Sets choice->backend to fused, and choice->reason to a text of why fused was chosen and what cuDNN's plans take.
 // Called only where r->fused is empty: nothing speaks against fused.

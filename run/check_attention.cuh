@@ -21,13 +21,15 @@ struct attention_check {
     bool any_order;                          // backward's bits may differ between calls
 };
 
+// The bounds of fp32 are smaller by this. Its errors are some 2^-19; with 1xTF32 in the place of 3xTF32, 2^-11.
+enum { ATTENTION_CHECK_FINER = sizeof(floatX) == 4 ? 256 : 1 };
 // The bound on a row's error, relative to its length. Rows, and the probabilities and gradients of scores in their
 // sums, are stored in bf16 (2^-9): errors are 2^-8 to 2^-6. A missing row is off by its whole length.
-static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16;
+static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16 / ATTENTION_CHECK_FINER;
 // With dropout: the first tokens' dQ sums few numbers that cancel, and errs up to twice as much (0.05 at p = 0.25).
-static const double ATTENTION_CHECK_DROPPED = 1.0 / 8;
+static const double ATTENTION_CHECK_DROPPED = 1.0 / 8 / ATTENTION_CHECK_FINER;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
-static const double ATTENTION_CHECK_ALL = 1.0 / 32;
+static const double ATTENTION_CHECK_ALL = 1.0 / 32 / ATTENTION_CHECK_FINER;
 // Errors of dK's and dV's rows shrink with the rows, towards the end of a causal sequence, down to this share of the
 // root mean square of all rows. The output's do not, and a first token's dQ is 0 but for rounding.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;

@@ -271,6 +271,27 @@ def muon_table():
     return lines
 
 
+# Rates of the data sheets: name, FMA units, TF32 by mma.sync (on Hopper 63 % of wgmma's), and 90 % of the memory's.
+FP32_GPUS = [("8.0, A100", 19.5e12, 156e12, 1.4e12), ("9.0, H100", 67e12, 310e12, 3.0e12), ("8.9, RTX 4090", 83e12, 83e12, 0.9e12)]
+FMA_SHARE, TENSOR_SHARE = 0.4, 0.75  # of these rates, guessed: unfused attention's products, flash attention's
+
+
+def attention_fp32(fma, tf32, memory, heads=32, head_dim=128, T=4096):
+    """Predicted ms of a layer's attention in fp32: flash forward, backward, unfused forward, backward. Flash makes 2 and 7 products,
+    each three times in TF32; unfused 3, as its scores are made twice, and 4, and moves P twice and P and dS five times."""
+    product, matrix = heads * T * T * head_dim, heads * T * T / 2 * 4  # flops and bytes at and below the diagonal
+    flash = [1e3 * n * 3 * product / (TENSOR_SHARE * tf32) for n in (2, 7)]
+    return flash + [1e3 * (n * product / (FMA_SHARE * fma) + moved * matrix / memory) for n, moved in ((3, 2), (4, 5))]
+
+
+def attention_fp32_table():
+    lines = ["| | flash, forward + backward ms | unfused | flash over unfused |", "|---|---|---|---|"]
+    for name, *rates in FP32_GPUS:
+        a, b, c, d = attention_fp32(*rates)
+        lines.append(f"| {name} | {a:.1f} + {b:.1f} | {c:.1f} + {d:.1f} | {(a + b) / (c + d):.2f} |")
+    return lines
+
+
 HEAD = """# Every kernel's roofline, at the sizes of the benchmarks
 
 Written by `scripts/roofline.py`. **Nothing here was measured.** A kernel's least time is the largest of: the bytes that it must move over
@@ -307,6 +328,14 @@ and take more.
 """
 
 
+FP32_HEAD = """
+## Attention in fp32
+
+A layer of 32 heads of 128 at T 4096, causal, predicted with products at {fma:.0f} % of the FMA units' rate (unfused) and {tensor:.0f} % of the
+tensor cores' (flash, 3xTF32).
+"""
+
+
 def launches_part():
     gpt2, llama = LAUNCHES
     (gpt2_micro, rest), (llama_micro, llama_rest) = launches(gpt2), launches(llama)
@@ -315,7 +344,8 @@ def launches_part():
 
 
 def page():
-    lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(), launches_part(), MUON_HEAD, *muon_table(), "", rope()]
+    lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(),
+             FP32_HEAD.format(fma=100 * FMA_SHARE, tensor=100 * TENSOR_SHARE), *attention_fp32_table(), launches_part(), MUON_HEAD, *muon_table(), "", rope()]
     return "\n".join(lines)
 
 

@@ -125,15 +125,6 @@ static void copy_states(struct gpt *to, const struct gpt *from) {
     memcpy(to->zero.params, from->zero.params, (size_t)from->table.trained.flat * sizeof(floatX));
 }
 
-// Returns `wanted`, or unfused attention where this target has no flash attention in this precision.
-static enum attention_backend backend_here(enum attention_backend wanted) {
-    const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
-    char reason[192];
-    const struct device here = {1, NULL};
-    flash_unavailable_reason(reason, sizeof reason, shape, &here);
-    return wanted == ATTENTION_FLASH && *reason ? ATTENTION_UNFUSED : wanted;
-}
-
 // Runs forward and backward of one micro-batch, number `index` of the step; returns the mean loss.
 static double micro_step_loss_of(struct gpt *m, int index, struct batch batch, double scale) {
     struct loss_sum loss;

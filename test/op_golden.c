@@ -307,10 +307,7 @@ static void compare_backend(const struct golden *g, const double *bounds, enum a
 static void equals_pytorch(const char *path) {
     struct golden *g = golden_open(path);
     double *bounds = bounds_of(g);
-    if (backend_here(ATTENTION_FLASH) == ATTENTION_FLASH)
-        compare_backend(g, bounds, ATTENTION_FLASH, 0, "flash attention, logits of an evaluation");
-    else
-        compare_backend(g, bounds, ATTENTION_UNFUSED, 0, "unfused attention, logits of an evaluation");
+    compare_backend(g, bounds, ATTENTION_FLASH, 0, "flash attention, logits of an evaluation");
     compare_backend(g, bounds, ATTENTION_UNFUSED, 17, "unfused attention, head in chunks, logits of decoding");
     free(bounds);
     golden_close(g);

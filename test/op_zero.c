@@ -93,7 +93,7 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
     s->config = config_of_options(shape, options);
     s->config.evaluation.val_every = 1; // config_parse sets 0, since there is no --val-data
     s->config.rank = parallel ? parallel->launch.rank : 0;
-    const enum attention_backend backend = backend_here(ATTENTION_FLASH);
+    const enum attention_backend backend = ATTENTION_FLASH;
     const struct fit f = fit_of(&s->config, backend, &s->dev);
     s->model = gpt_create(&s->config, fit_policy(&f), backend, &s->dev);
     if (parallel)

@@ -264,10 +264,8 @@ static void with_documents(const char *folder, enum attention_backend backend) {
 static void equals_transformers(void **state) {
     const char *folder = (const char *)*state;
     static int models;
-    if (backend_here(ATTENTION_FLASH) == ATTENTION_FLASH) {
-        with_backend(folder, ATTENTION_FLASH);
-        with_documents(folder, ATTENTION_FLASH);
-    }
+    with_backend(folder, ATTENTION_FLASH);
+    with_documents(folder, ATTENTION_FLASH);
     if (takes_case(models++, 3)) {
         with_backend(folder, ATTENTION_UNFUSED);
         with_documents(folder, ATTENTION_UNFUSED);

@@ -53,7 +53,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.config.prompt_tokens = PROMPT_TOKENS;
     s.config.lora_modules = setup_lora_modules;
     const enum attention_backend backend =
-        s.config.attention.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
+        s.config.attention.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : ATTENTION_FLASH;
     const struct fit f = fit_of(&s.config, backend, s.dev);
     s.model = gpt_create(&s.config, fit_policy(&f), backend, s.dev);
     gpt_allocate(s.model);

@@ -511,6 +511,7 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
     if (device_is_gpu(dev))
         gpu_flash_unavailable_reason(reason, size, shape);
 }
+bool flash_is_slower(const struct device *dev) { return device_is_gpu(dev) && gpu_flash_is_slower(dev->planned); }
 const char *flash_describe(const struct device *dev) { return device_is_gpu(dev) ? GPU_FLASH_NAME : blocks_describe(); }
 
 #endif

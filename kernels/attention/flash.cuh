@@ -2,7 +2,7 @@
 // tile, with a running maximum and sum that rescale what was added before, and backward makes the scores again (Dao et
 // al. 2022, "FlashAttention", arXiv 2205.14135). Of what forward computes, each row keeps only its log-sum-exp, and
 // work is divided by queries in forward, by keys in backward (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
-//   flash_*   with dropout: kernels/attention/cpu.cu on the CPU, kernels/attention/sm80.cu (mma.sync, bf16) on a GPU
+//   flash_*   with dropout: kernels/attention/cpu.cu on the CPU, kernels/attention/sm80.cu (mma.sync) on a GPU
 //   sm90_*    without dropout, with or without the causal mask, and with RoPE's backward: wgmma, bf16, on a GPU of
 //             compute capability 9.0, by kernels/attention/sm90_forward.cu and kernels/attention/sm90_backward.cu
 // amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken. On a GPU pointers are aligned to 16 bytes. A shape that
@@ -21,6 +21,8 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
 // Names the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
+// Whether unfused attention is predicted to be faster on this GPU, or on the one that is planned for.
+bool flash_is_slower(const struct device *dev);
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);

@@ -1,4 +1,4 @@
-// Flash attention by mma.sync, for sm_80 and every GPU after it: causal, bf16 in and out, sums in fp32.
+// Flash attention by mma.sync, for sm_80 and every GPU after it: causal, bf16 or fp32 in and out, sums in fp32.
 //
 //   S = Q K^T, P = softmax(scale S) over j <= i, O = dropout(P) V
 //
@@ -26,8 +26,13 @@
 //   512 less so (6 %).
 // - An amax is taken by a pass of its own, where rope_backward does not take it: in the kernels, even at their end, it
 //   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
+// - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
+//   tensor cores truncate sums, a sum leaves them every 64 of depth; without that errors are 1.5e-5. A float takes the
+//   place of two bf16 in each 16 bytes, so that the left and right operands of S and dP come by ldmatrix as before;
+//   those of P V, dS K, P^T dO and dS^T Q, which it can't transpose, come by 32-bit loads. wgmma would take TF32 only
+//   with operands along the depth. On 8.6, 8.9 and 12.x FMA units would be faster (arithmetic): they have no instance.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
-//   reads lie in different banks.
+//   reads lie in different banks, and in fp32 the 32 words that a warp loads: rows 0, 2, 4 and 6 by two units.
 #if defined(TARGET_CUDA)
 #include "kernels/attention/flash.cuh"         // the prototypes of what is defined here
 #include "kernels/attention/sm80_backward.cuh" // flash_backward_query_kernel, flash_backward_key_kernel
@@ -44,6 +49,16 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
     gpu_flash_unavailable_reason(reason, size, shape);
 }
 const char *flash_describe(const struct device *dev) { return GPU_FLASH_NAME; }
+bool flash_is_slower(const struct device *dev) {
+    struct compute_capability gpu = dev->planned;
+    struct cudaDeviceProp properties;
+    if (gpu.major == 0 && cudaGetDeviceProperties(&properties, dev->index) == cudaSuccess) {
+        gpu.major = properties.major;
+        gpu.minor = properties.minor;
+    }
+    cudaGetLastError(); // clears the error: that there is no device is none here
+    return gpu_flash_is_slower(gpu);
+}
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) { return 0; }
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     return gpu_flash_backward_bytes(shape);

@@ -34,29 +34,20 @@ DEVICE_FUNCTION struct backward_element backward_one(const typename plan::argume
 template <int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_both(float s[M][N][4], float dp[M][N][4], const left_operand &left,
                                    const left_operand &dleft, uint32_t right, uint32_t dright, int first) {
-    constexpr int RUN = depth_run<D>::STEPS;
-    struct word_x4 operand[M];
+    if constexpr (FP32) {
+        multiply_in_runs<4, D, M, N>(s, left, right, first);
+        multiply_in_runs<4, D, M, N>(dp, dleft, dright, first);
+    } else {
+        clear<M, N>(s);
+        clear<M, N>(dp);
 #pragma unroll
-    for (int begin = 0; begin < D / STEP; begin += RUN) {
-        float run[M][N][4], drun[M][N][4];
-        clear<M, N>(run);
-        clear<M, N>(drun);
-#pragma unroll(FP32 ? 4 : D / STEP)
-        for (int k = begin; k < D / STEP && k < begin + RUN; k++) {
+        for (int k = 0; k < D / STEP; k++) {
+            struct word_x4 operand[M];
             left.at(operand, k);
-            multiply_transposed<D, M, N>(run, operand, right, first, k);
-            if (!FP32) {
-                dleft.at(operand, k);
-                multiply_transposed<D, M, N>(drun, operand, dright, first, k);
-            }
-        }
-#pragma unroll 4
-        for (int k = begin; FP32 && k < D / STEP && k < begin + RUN; k++) {
+            multiply_transposed<D, M, N>(s, operand, right, first, k);
             dleft.at(operand, k);
-            multiply_transposed<D, M, N>(drun, operand, dright, first, k);
+            multiply_transposed<D, M, N>(dp, operand, dright, first, k);
         }
-        add_run<M, N>(s, run, begin == 0);
-        add_run<M, N>(dp, drun, begin == 0);
     }
 }
 
@@ -330,9 +321,14 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
     const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
     const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
     const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_row()); // for dropout
+    // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
+    const uint32_t warp_bytes = threadIdx.x / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
+    const uint32_t queries_down = origin_down<D>(stage) + warp_bytes;
+    const uint32_t douts_down = queries_down + plan::TILE_BYTES;
     int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
     if constexpr (MASKED && plan::SPANS)
 #pragma unroll
@@ -353,9 +349,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + (uint64_t)chunk * (uint64_t)a.T, (uint64_t)a.T, 1);
         float s[M][N][4], dp[M][N][4];
-        // Where they are made in the loop, fp32's instances need no register for them: see thread_index().
-        const uint32_t queries_right = origin_right<D, FP32>(stage);
-        multiply_both<D, M, N>(s, dp, state.k, state.v, queries_right, queries_right + plan::TILE_BYTES, chunk);
+        const uint32_t right = FP32 ? origin_right<D, true>(stage) : queries_right; // see thread_index()
+        const uint32_t dright = FP32 ? right + plan::TILE_BYTES : douts_right;
+        multiply_both<D, M, N>(s, dp, state.k, state.v, right, dright, chunk);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const struct float_x4 row = load_shared_floats(rows + (uint32_t)(8 * (chunk + 8 * n)));
@@ -373,11 +369,13 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
                     dp[m][n][i] = one.ds;
                 }
         }
-        // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
-        const uint32_t queries_down =
-            origin_rows<D, FP32>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
-        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dv, s, queries_down + plan::TILE_BYTES, chunk);
-        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dk, dp, queries_down, chunk);
+        const uint32_t down = FP32 ? origin_rows<D, true>(stage) + warp_bytes : queries_down;
+        if (FP32) // else ptxas loads operands so far ahead that there are spills
+            __syncwarp();
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dv, s, FP32 ? down + plan::TILE_BYTES : douts_down, chunk);
+        if (FP32)
+            __syncwarp();
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dk, dp, down, chunk);
     }
 }
 

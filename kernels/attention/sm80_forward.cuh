@@ -54,10 +54,11 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
                 maximum = fmaxf(maximum, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1)); // a row is in the four lanes of a quad
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-            const float shift = maximum * scale_log2;
             // fp32: the former sum's own shift, whose rounding counts.
-            const float rescale = exp2_approx(FP32 ? add_rounded(state.maximum[m][half] * scale_log2, -shift)
-                                                   : (state.maximum[m][half] - maximum) * scale_log2);
+            const float rescale =
+                exp2_approx(FP32 ? add_rounded(state.maximum[m][half] * scale_log2, -(maximum * scale_log2))
+                                 : (state.maximum[m][half] - maximum) * scale_log2);
+            const float shift = maximum * scale_log2;
             float sum = state.sum[m][half] * rescale; // of this lane's columns; the quad is summed once, at the end
 #pragma unroll
             for (int n = 0; n < plan::KEYS / 8; n++)
@@ -161,17 +162,16 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
                       1, (uint64_t)a.T);
         struct left_rows<D, M, false> q;
         q.open(queries, warp_row);
-#pragma unroll
-        for (int begin = 0; begin < D / STEP; begin += depth_run<D>::STEPS) {
-            float run[M][KEYS / 8][4];
-            clear<M, KEYS / 8>(run);
+        if constexpr (FP32) {
+            multiply_in_runs<plan::UNROLL, D, M, KEYS / 8>(s, q, origin_right<D, plan::HIDE_KEYS>(keys), 0);
+        } else {
+            clear<M, KEYS / 8>(s);
 #pragma unroll(MASKED ? 1 : plan::UNROLL)
-            for (int k = begin; k < D / STEP && k < begin + depth_run<D>::STEPS; k++) { // unrolled further, operands
-                struct word_x4 left[M]; // are loaded so far ahead that there are spills
+            for (int k = 0; k < D / STEP; k++) { // unrolled further, operands are loaded so far ahead that there are
+                struct word_x4 left[M];          // spills
                 q.at(left, k);
-                multiply_transposed<D, M, KEYS / 8>(run, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
+                multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
             }
-            add_run<M, KEYS / 8>(s, run, begin == 0);
         }
         if constexpr (plan::ANY)
             if (has_cap<plan>(a))
@@ -190,7 +190,16 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
         forward_softmax<plan>(s, state, score_unit(a) * LOG2E);
         if (plan::DROPOUT)
             forward_dropout<plan>(s, kept, 1.0f / (1.0f - a.dropout.p));
-        accumulate<D, M, D / 8, KEYS>(state.o, s, origin_rows<D, plan::HIDE_VALUES>(values), 0);
+        if constexpr (FP32) {
+            accumulate<D, M, D / 8, KEYS>(state.o, s, origin_rows<D, plan::HIDE_VALUES>(values), 0);
+        } else {
+#pragma unroll
+            for (int k = 0; k < KEYS / STEP; k++) { // each step makes a hidden origin again
+                struct word_x4 p[M];
+                to_left<M, KEYS / 8>(p, s, k);
+                multiply<D, M, D / 8>(state.o, p, origin_rows<D, plan::HIDE_VALUES>(values), STEP * k);
+            }
+        }
     }
 }
 

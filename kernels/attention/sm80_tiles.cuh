@@ -316,6 +316,25 @@ DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x
     }
 }
 
+// fp32: s = left . B^T in runs of 64 of depth, each a sum of its own in the tensor cores (depth_run). left: 16 M rows;
+// B: the 8 N rows from `first` on of a tile; right_origin: its origin_right.
+template <int UNROLL, int D, int M, int N, class left_operand>
+DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left, uint32_t right_origin, int first) {
+    constexpr int RUN = depth_run<D>::STEPS;
+#pragma unroll
+    for (int begin = 0; begin < D / STEP; begin += RUN) {
+        float run[M][N][4];
+        clear<M, N>(run);
+#pragma unroll(UNROLL)
+        for (int k = begin; k < begin + RUN && k < D / STEP; k++) {
+            struct word_x4 operand[M];
+            left.at(operand, k);
+            multiply_transposed<D, M, N>(run, operand, right_origin, first, k);
+        }
+        add_run<M, N>(s, run, begin == 0);
+    }
+}
+
 // acc (16 M x 8 N) += left (16 M x STEP) . the STEP rows of a tile from row `first` on, in to_left's order. origin:
 // origin_rows of the tile.
 template <int D, int M, int N>
@@ -348,10 +367,10 @@ template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], con
 
 // acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on. origin: origin_rows of the tile. fp32: K
 // is at most 64, and its sum is made in 32 columns at a time, outside of acc.
-template <int D, int M, int N, int K, int RUN = 4>
+template <int D, int M, int N, int K>
 DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], uint32_t origin, int first) {
-    struct word_x4 left[M];
     if constexpr (FP32) {
+        constexpr int RUN = 4; // fragments
         static_assert(K <= 64 && N % RUN == 0, "as the comment says");
 #pragma unroll
         for (int begin = 0; begin < N; begin += RUN) {
@@ -359,6 +378,7 @@ DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], 
             clear<M, RUN>(run);
 #pragma unroll
             for (int k = 0; k < K / STEP; k++) {
+                struct word_x4 left[M];
                 to_left<M, K / 8>(left, p, k);
                 multiply<D, M, RUN>(run, left, block_address<D>(origin, 0, 8 * begin), first + STEP * k);
             }
@@ -373,6 +393,7 @@ DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], 
     } else {
 #pragma unroll
         for (int k = 0; k < K / STEP; k++) {
+            struct word_x4 left[M];
             to_left<M, K / 8>(left, p, k);
             multiply<D, M, N>(acc, left, origin, first + STEP * k);
         }
