@@ -28,8 +28,8 @@
 //   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
 //   tensor cores truncate sums, a sum leaves them every 64 of depth; without that errors are 1.5e-5. A float takes the
-//   place of two bf16 in each 16 bytes, so that the left and right operands of S and dP come by ldmatrix as before;
-//   those of P V, dS K, P^T dO and dS^T Q, which it can't transpose, come by 32-bit loads. wgmma would take TF32 only
+//   place of two bf16, so that the operands of S and dP come by ldmatrix. V, K, dO and Q as right operands of the other
+//   products come by 32-bit loads, since ldmatrix can't transpose floats. wgmma would take TF32 only
 //   with operands along the depth. On 8.6, 8.9 and 12.x FMA units would be faster (arithmetic): they have no instance.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks, and in fp32 the 32 words that a warp loads: rows 0, 2, 4 and 6 by two units.

@@ -279,7 +279,8 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int CHUNK = 16; // queries whose S and dP are in registers at a time
     static constexpr int UNROLL = FP32 || D == 256 || DROPOUT ? 1 : 4; // chunks
     static constexpr int STAGES = FP32 || D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = !FP32 && D < 256; // K and V
+    static constexpr bool IN_REGISTERS = !FP32 && D < 256;           // K and V
+    static constexpr int MEETINGS = D < 128 ? 0 : HIDE_MORE ? 2 : 1; // see accumulate()
     static constexpr int KEYS_BYTES = KEYS * ELEMENT * D, TILE_BYTES = QUERIES * ELEMENT * D;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + QUERIES * (int)sizeof(float2);
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * KEYS_BYTES;
@@ -315,6 +316,18 @@ DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struc
                    a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
 }
 
+// Sets last_seen to the last query that sees each key of this lane, as seen from its columns.
+template <class plan>
+DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan::arguments &a, int64_t token,
+                                  int first_key, int first_query) {
+#pragma unroll
+    for (int m = 0; m < plan::M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            last_seen[m][half] = last_query_of<plan>(a, token, first_key + lane_row() + fragment_row(m, 2 * half)) -
+                                 first_query - lane_column();
+}
+
 // dV += P^T dO and dK += dS^T Q over one tile of queries, a chunk at a time.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
@@ -329,14 +342,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     const uint32_t warp_bytes = threadIdx.x / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
     const uint32_t queries_down = origin_down<D>(stage) + warp_bytes;
     const uint32_t douts_down = queries_down + plan::TILE_BYTES;
-    int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
-    if constexpr (MASKED && plan::SPANS)
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                last_seen[m][half] = last_query_of<plan>(a, token, first_key + lane_row() + fragment_row(m, 2 * half)) -
-                                     first_query - lane_column();
+    int last_seen[M][2];
+    if constexpr (MASKED && plan::SPANS && !HIDE_MORE)
+        last_queries<plan>(last_seen, a, token, first_key, first_query);
 #pragma unroll(plan::UNROLL)
     for (int chunk = 0; chunk < plan::QUERIES; chunk += plan::CHUNK) {
         if (MASKED && first_query + chunk + plan::CHUNK - 1 < first_key)
@@ -352,6 +360,8 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
         const uint32_t right = FP32 ? origin_right<D, true>(stage) : queries_right; // see thread_index()
         const uint32_t dright = FP32 ? right + plan::TILE_BYTES : douts_right;
         multiply_both<D, M, N>(s, dp, state.k, state.v, right, dright, chunk);
+        if constexpr (MASKED && plan::SPANS && HIDE_MORE) // no register holds it before
+            last_queries<plan>(last_seen, a, token, first_key, first_query);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const struct float_x4 row = load_shared_floats(rows + (uint32_t)(8 * (chunk + 8 * n)));
@@ -370,12 +380,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
                 }
         }
         const uint32_t down = FP32 ? origin_rows<D, true>(stage) + warp_bytes : queries_down;
-        if (FP32) // else ptxas loads operands so far ahead that there are spills
-            __syncwarp();
-        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dv, s, FP32 ? down + plan::TILE_BYTES : douts_down, chunk);
-        if (FP32)
-            __syncwarp();
-        accumulate<D, M, COLUMNS / 8, plan::CHUNK>(state.dk, dp, down, chunk);
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK, plan::MEETINGS>(state.dv, s,
+                                                                   FP32 ? down + plan::TILE_BYTES : douts_down, chunk);
+        accumulate<D, M, COLUMNS / 8, plan::CHUNK, plan::MEETINGS>(state.dk, dp, down, chunk);
     }
 }
 
@@ -400,7 +407,10 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
     const int64_t head = (int64_t)steps.b * a.H + steps.first_head + step / steps.tiles;
     const int first_query = (steps.first_tile + step % steps.tiles) * plan::QUERIES;
     const int64_t token = (int64_t)steps.b * a.T;
-    if (first_query < first_key + plan::KEYS - 1 || (plan::SPANS && first_query + plan::QUERIES - 1 > steps.all_seen))
+    if constexpr (HIDE_MORE && plan::SPANS) // one body, for either kind of tile, takes fewer registers
+        backward_key_tile<true, plan>(state, a, token, head, warp_key, first_query, stage);
+    else if (first_query < first_key + plan::KEYS - 1 ||
+             (plan::SPANS && first_query + plan::QUERIES - 1 > steps.all_seen))
         backward_key_tile<true, plan>(state, a, token, head, warp_key, first_query, stage);
     else
         backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);

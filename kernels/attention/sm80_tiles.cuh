@@ -85,6 +85,12 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 // that operands lie in the same units for either type.
 static constexpr bool FP32 = sizeof(floatX) == 4;
 static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
+// Whether more is computed again for fp32: see thread_index().
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+static constexpr bool HIDE_MORE = FP32;
+#else
+static constexpr bool HIDE_MORE = false;
+#endif
 // The depth, in steps, after which a sum of D products leaves the tensor cores, which truncate sums: with fp32 every 64
 // products are a sum of their own.
 template <int D> struct depth_run { static constexpr int STEPS = FP32 && D > 64 ? 64 / STEP : D / STEP; };
@@ -316,8 +322,8 @@ DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x
     }
 }
 
-// fp32: s = left . B^T in runs of 64 of depth, each a sum of its own in the tensor cores (depth_run). left: 16 M rows;
-// B: the 8 N rows from `first` on of a tile; right_origin: its origin_right.
+// s = left . B^T, with fp32, in runs of depth of which each is a sum of its own in the tensor cores (depth_run). left:
+// 16 M rows; B: the 8 N rows from `first` on of a tile; right_origin: the tile's origin_right.
 template <int UNROLL, int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left, uint32_t right_origin, int first) {
     constexpr int RUN = depth_run<D>::STEPS;
@@ -366,8 +372,9 @@ template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], con
 }
 
 // acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on. origin: origin_rows of the tile. fp32: K
-// is at most 64, and its sum is made in 32 columns at a time, outside of acc.
-template <int D, int M, int N, int K>
+// is at most 64, and its sum is made in 32 columns at a time, outside of acc. MEETINGS: the warp meets before the
+// first (1) or each (2) of these, else ptxas loads operands so far ahead that there are spills.
+template <int D, int M, int N, int K, int MEETINGS = 0>
 DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], uint32_t origin, int first) {
     if constexpr (FP32) {
         constexpr int RUN = 4; // fragments
@@ -376,6 +383,8 @@ DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], 
         for (int begin = 0; begin < N; begin += RUN) {
             float run[M][RUN][4];
             clear<M, RUN>(run);
+            if (MEETINGS == 2 || (MEETINGS == 1 && begin == 0))
+                __syncwarp();
 #pragma unroll
             for (int k = 0; k < K / STEP; k++) {
                 struct word_x4 left[M];
@@ -405,9 +414,9 @@ DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], 
 // each column.
 
 // Returns the lane's part of a row: lane / 4.
-DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
+DEVICE_FUNCTION int lane_row(void) { return thread_index<HIDE_MORE>() % 32 / 4; }
 // Returns the lane's part of a column: 2 (lane % 4).
-DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
+DEVICE_FUNCTION int lane_column(void) { return 2 * (thread_index<HIDE_MORE>() % 4); }
 // Returns the row of element i of fragments (m, n), less the lane's part.
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
 // Returns the column of element i of fragments (m, n), less the lane's part.
