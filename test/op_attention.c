@@ -2099,6 +2099,17 @@ static void test_choice_of_flash(void **state) {
     c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     unsetenv("NVTE_UNFUSED_ATTN");
     assert_int_equal(c.backend, ATTENTION_FLASH);
+#ifdef CUDA_EMULATED
+    static const char *const gpus[] = {"8.0", "8.6", "8.9", "9.0", "12.0"}; // slower in fp32: the second, third, last
+    for (int i = 0; i < 5; i++) {
+        setenv("EMU_CAPABILITY", gpus[i], 1);
+        c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
+        assert_int_equal(c.backend, ATTENTION_FLASH);
+        assert_int_equal(strstr(c.reason, "unfused, in T x T memory, is predicted to be faster on this GPU") != NULL,
+                         TF32 && i != 0 && i != 3);
+    }
+    setenv("EMU_CAPABILITY", "9.0", 1);
+#endif
 }
 #ifdef TARGET_CUDA
 static void test_fused_leaves_to_flash(void **state) {

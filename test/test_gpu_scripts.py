@@ -251,9 +251,9 @@ class Ranks(unittest.TestCase):
 
 
 class Spills(unittest.TestCase):
-    def table(self, *kernels, architecture="sm_80", stack=16):
+    def table(self, *kernels, architecture="sm_80", stack=16, build="bf16_sm_80"):
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "ptxas_bf16_sm_80.log")
+            path = os.path.join(folder, f"ptxas_{build}.log")
             with open(path, "w", encoding="utf-8") as file:
                 for name, stores in kernels:
                     file.write(f"ptxas info    : Compiling entry function '{name}' for '{architecture}'\n"
@@ -274,6 +274,8 @@ class Spills(unittest.TestCase):
             table = self.table((forward, 0), (kernel, stores))
             self.assertEqual(table.returncode, 1)
             self.assertRegex(table.stderr, f" of bf16_sm_80 spills {stores} bytes")
+        for architecture, stores, status in (("sm_80", 0, 0), ("sm_80", 4, 1), ("sm_89", 4, 1), ("sm_90a", 4, 1), ("sm_120", 4, 0)):
+            self.assertEqual(self.table((backward, stores), architecture=architecture, build="fp32").returncode, status)
         self.assertEqual(self.table().returncode, 1)  # no kernel at all
 
     def test_hopper(self):
