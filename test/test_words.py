@@ -145,7 +145,7 @@ class Reading(unittest.TestCase):
 class Troubleshooting(unittest.TestCase):
     def test_the_messages_are_the_programs(self):
         text = " ".join(re.sub(r'"\s*\n\s*"', "", read(path)) for path in sources())
-        rows = re.findall(r"^\| `([^`]+)` \|", read("docs/troubleshooting.md"), re.M)
+        rows = re.findall(r"^- `([^`]+)`", read("docs/troubleshooting.md"), re.M)
         self.assertGreater(len(rows), 10)
         for message in rows:
             self.assertIn(message, text)
