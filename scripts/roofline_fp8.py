@@ -14,7 +14,7 @@ import sys
 import hopper_ceiling
 import roofline
 from roofline import Shape
-from written_page import write_or_check
+from written_page import tables_as_blocks, write_or_check
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "fp8.md")
 FP8_FLOPS_PER_S = 1400e12  # a large FP8 product on random data, on an H200, as roofline.py's 790e12 is of a bf16 one
@@ -144,7 +144,7 @@ def rows():
 
 def lines():
     head = HEAD.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S, fp8=1e-12 * FP8_FLOPS_PER_S)
-    return "\n".join([head, *rows(), "", NOTES])
+    return tables_as_blocks("\n".join([head, *rows(), "", NOTES]))
 
 
 def main():
