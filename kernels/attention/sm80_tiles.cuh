@@ -360,7 +360,9 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
 
 // left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16: rounded.
 // fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7, since a lane holds columns 2t and 2t + 1 where the operand has t and t + 4.
-template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
+// In the emulator gcc would merge instances of different N, and warn of the larger one's bounds, if they were calls.
+template <int M, int N>
+__attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
