@@ -594,6 +594,22 @@ static void overflow_reaches_the_amaxes(void **state) {
         layer_free(&l);
     }
 }
+// Checks q and k whose inverse scales have a product below all floats: every score is 0, and O the mean of v so far.
+static void tiny_queries_and_keys_see_all_keys_alike(void **state) {
+    const struct attention_shape s = shape_of(1, 70, 2, 2, 64);
+    needs_fp8_attention(s, true);
+    uint64_t random = 4;
+    struct layer l = layer_make(s, FP8_E5M2, true, false, &random);
+    for (int64_t i = 0; i < qkv_count(s); i++)
+        l.qkv[i] = to_floatX(to_float(l.qkv[i]) * (i % 384 < 256 ? 1e-30f : 1));
+    layer_forward(&l, true);
+    for (int t = 0; t < s.T; t++)
+        assert_near((double)l.lse[t], log(t + 1.0), 1e-5, t);
+    layer_backward(&l);
+    for (int64_t i = 0; i < qkv_count(s); i++)
+        assert_true(isfinite(to_float(l.dqkv[i])));
+    layer_free(&l);
+}
 
 // ---- Casts ----
 
@@ -778,6 +794,7 @@ int main(void) {
         cmocka_unit_test(errors_are_those_of_the_formats),
         cmocka_unit_test(bits_are_the_same_again),
         cmocka_unit_test(overflow_reaches_the_amaxes),
+        cmocka_unit_test(tiny_queries_and_keys_see_all_keys_alike),
         cmocka_unit_test(casts_have_a_scale_a_part),
         cmocka_unit_test(codes_are_transposed),
         cmocka_unit_test(scales_are_settled),

@@ -49,6 +49,8 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     c.qkv8 = qkv8;
     struct fp8_scale *const *scales = a.scales;
     c.score_log2 = a.shape.scale * scales[FP8_ATTENTION_Q]->inverse * scales[FP8_ATTENTION_K]->inverse * LOG2E;
+    if (c.score_log2 < 0x1p-126f) // of q and k so small that every score is 0: times 0 a hidden key's would be NaN
+        c.score_log2 = 0x1p-126f;
     c.out = scales[FP8_ATTENTION_V]->inverse / FP8_ATTENTION_P_SCALE;
     return c;
 }
