@@ -73,7 +73,12 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     }
     return 0;
 }
-// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS,
+// Whether attention writes this operand in FP8 itself, in place of a cast that counts.
+static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
+    return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
+}
+// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero, NaN of an operand that no cast
+// counts. counts: (FP8_KINDS,
 // FP8_COUNTS) of the first rank, in the ranks' reports, `width` doubles apart. M: tokens of a micro-step.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
@@ -82,7 +87,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
         const struct linear_row row = linear_row((enum linear)l, s);
         shares[l].linear = row.name;
         for (int o = 0; o < FP8_OPERANDS; o++) {
-            const double elements = casts * fp8_elements(&row, (enum fp8_operand)o, M);
+            const bool counted = !fp8_is_uncounted(f, (enum linear)l, (enum fp8_operand)o);
+            const double elements = counted ? casts * fp8_elements(&row, (enum fp8_operand)o, M) : NAN;
             double sums[FP8_COUNTS] = {0, 0};
             for (int i = 0; i < ranks * FP8_COUNTS; i++)
                 sums[i % FP8_COUNTS] +=

@@ -274,6 +274,17 @@ static void shares_are_of_all_ranks_casts(void **state) {
             assert_true(shares[l].flushed[o] == 3 * (first + 1) / (CASTS * elements[o]));
         }
     }
+    f.attention = FP8_ATTENTION_FORWARD;
+    for (int delayed = 0; delayed < 2; delayed++) { // attention writes the projection's input itself
+        f.delay.length = delayed;
+        fp8_shares(shares, &f, &s, reports + 3, RANKS, WIDTH, MICRO_STEPS, TOKENS);
+        for (int l = 0; l < LINEAR_COUNT; l++)
+            for (int o = 0; o < FP8_OPERANDS; o++) {
+                const bool uncounted = delayed && l == LINEAR_ATT_PROJ && o == FP8_INPUT;
+                assert_int_equal(isnan(shares[l].saturated[o]), uncounted);
+                assert_int_equal(isnan(shares[l].flushed[o]), uncounted);
+            }
+    }
 }
 
 static void describe(const char *words, bool on_gpu, const char *expected) {
