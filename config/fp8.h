@@ -100,7 +100,8 @@ static inline void config_resolve_fp8_attention(struct config *c) {
     if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
         fail("%s=%s in the environment: expected 0 (attention's backward is not in FP8) or 1; change it or unset it",
              variable, value);
-    c->fp8_attention_forward = value && strcmp(value, "0") == 0;
+    c->fp8_attention_forward =
+        c->fp8.fp8_dot_product_attention == FP8_ATTENTION_FULL && value && strcmp(value, "0") == 0;
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE)
         fail("%s does not go with --fp8-recipe blockwise, whose scales attention does not have; take --fp8-recipe "
              "delayed or tensorwise, or leave %s out",

@@ -324,6 +324,10 @@ static void the_report_says_what_is_in_fp8(void **state) {
              "hybrid, tensorwise: inputs and weights in E4M3, gradients in E5M2, in the linear layers of 12 of 12 "
              "layers; attention's forward in FP8, its backward in bf16 of FP8's values, by NVTE_FP8_DPA_BWD=0 in the "
              "environment; norms, embedding and head in bf16; sums in fp32");
+    describe("--plan --fp8-format hybrid --fp8-dot-product-attention forward", false,
+             "hybrid, tensorwise: inputs and weights in E4M3, gradients in E5M2, in the linear layers of 12 of 12 "
+             "layers; attention's forward in FP8, its backward in bf16 of FP8's values; norms, embedding and head in "
+             "bf16; sums in fp32");
     unsetenv("NVTE_FP8_DPA_BWD");
     describe("--fp8-format hybrid --eval-only --init-from m --val-data v", true,
              "not used: validation and generation compute without it");
