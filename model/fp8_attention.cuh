@@ -13,9 +13,9 @@
 
 // Returns what decides whether the model's attention in FP8 can be computed, beside the shape.
 static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
-    const struct fp8_attention_demands demands = {config_attention_in_fp8(c) == FP8_ATTENTION_FULL,
-                                                  c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
-                                                  !c->attention.deterministic_mode};
+    const struct fp8_attention_demands demands = {
+        config_attention_in_fp8(c) == FP8_ATTENTION_FULL, c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
+        !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
 // Returns attention of layer l, for its calls; without scales when planning.

@@ -44,8 +44,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     fp8_attention_unavailable_reason(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
     if (*reason)
         fail("%s %s; or leave %s out", option, reason, option);
-    const enum fp8_format gradients = c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3;
-    fp8_attention_check(reason, sizeof reason, shape, fp8_attention_demands_of(c), gradients, &r->dev);
+    fp8_attention_check(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
     if (*reason)
         fail("%s, by %s: %s; install another cuDNN, or leave %s out", option, fp8_attention_describe(&r->dev), reason,
              option);

@@ -8,6 +8,9 @@
 #include "test/fp8_reference.h"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
+#ifdef CUDA_EMULATED
+#include "kernels/cudnn/library.cuh" // fused_library_of
+#endif
 
 static struct device dev;
 static const enum fp8_format formats[] = {FP8_E5M2, FP8_E4M3};
@@ -55,12 +58,12 @@ struct layer {
     void *workspace;
 };
 static struct fp8_attention_demands demands_of(const struct fp8_attention *a) {
-    const struct fp8_attention_demands demands = {a->full, a->outputs_in_fp8, a->any_order};
+    const struct fp8_attention_demands demands = {a->full, a->outputs_in_fp8, a->any_order, a->gradients};
     return demands;
 }
 // Whether backward of a shape gives the same bits each time, if it is asked to.
 static bool has_order(struct attention_shape s) {
-    const struct fp8_attention_demands demands = {true, true, false};
+    const struct fp8_attention_demands demands = {true, true, false, FP8_E5M2};
     char reason[256];
     fp8_attention_unavailable_reason(reason, sizeof reason, s, demands, &dev);
     return !*reason;
@@ -153,7 +156,7 @@ static void layer_backward(struct layer *l) {
 }
 // Whether the target computes a shape, forward and backward; says why not. The emulated GPU and cuDNN's stand-in must.
 static bool takes(struct attention_shape s, bool delayed) {
-    const struct fp8_attention_demands demands = {true, delayed, true};
+    const struct fp8_attention_demands demands = {true, delayed, true, FP8_E5M2};
     char reason[256];
     fp8_attention_unavailable_reason(reason, sizeof reason, s, demands, &dev);
     if (!*reason)
@@ -721,7 +724,7 @@ static void what_is_not_taken_is_refused_by_name(void **state) {
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct compute_capability gpu = {cases[i].major, cases[i].minor};
-        const struct fp8_attention_demands demands = {cases[i].full, cases[i].delayed, cases[i].any_order};
+        const struct fp8_attention_demands demands = {cases[i].full, cases[i].delayed, cases[i].any_order, FP8_E5M2};
         char reason[256];
         test_case_without_seed("row %d", (int)i);
         fp8_attention_refuses(reason, sizeof reason, (size_t)cases[i].version, gpu,
@@ -751,25 +754,42 @@ static void a_wrong_library_is_found_out(void **state) {
     if (!in_long_run()) // a case takes a second; test_cuda_engine.py has one
         skip();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct fp8_attention_demands demands = {true, cases[i].hopper, cases[i].hopper};
+        const struct fp8_attention_demands demands = {true, cases[i].hopper, cases[i].hopper, formats[i % 2]};
         const struct attention_shape s = shape_of(2, 64, 2, 1, cases[i].hopper ? 128 : 64);
         char reason[256];
         test_case_without_seed("fault %s, compute capability %s", cases[i].fault, cases[i].hopper ? "9.0" : "10.0");
         emulate(cases[i].hopper ? "9.0" : "10.0");
         setenv("EMU_CUDNN_FAULT", cases[i].fault, 1);
-        fp8_attention_check(reason, sizeof reason, s, demands, formats[i % 2], &dev);
+        fp8_attention_check(reason, sizeof reason, s, demands, &dev);
         if (*cases[i].words ? !strstr(reason, cases[i].words) : *reason)
             fail_msg("\"%s\", expected \"%s\"", reason, cases[i].words);
     }
     unsetenv("EMU_CUDNN_FAULT");
     emulate("10.0");
 }
+// Checks that calls run the plans that the demands have asked for and planned workspaces of, in both formats.
+static void calls_run_the_plans_that_were_asked_for(void **state) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t random = 6;
+        char reason[256];
+        test_case(random, "format %d", i);
+        emulate("10.0");
+        struct layer l = layer_make(shape_of(1, 32, 1, 1, 64), formats[i], false, false, &random);
+        fp8_attention_unavailable_reason(reason, sizeof reason, l.shape, demands_of(&l.call), &dev);
+        assert_string_equal(reason, "");
+        const int planned = fused_library_of(&dev)->planned;
+        layer_forward(&l, true);
+        layer_backward(&l);
+        assert_int_equal(fused_library_of(&dev)->planned, planned);
+        layer_free(&l);
+    }
+}
 // Checks the refusals that depend on the library: none is there, it refuses, it is old.
 static void a_missing_library_is_named(void **state) {
     static const char *const cases[][3] = {{"EMU_CUDNN_REFUSE", "create", "needs cuDNN: "},
                                            {"EMU_CUDNN_REFUSE", "graph", "is refused by cuDNN 9.28.0, forward: "},
                                            {"EMU_CUDNN_VERSION", "92400", "needs cuDNN 9.25, and 9.24.0 is installed"}};
-    const struct fp8_attention_demands demands = {true, true, true};
+    const struct fp8_attention_demands demands = {true, true, true, FP8_E5M2};
     for (int i = 0; i < 3; i++) {
         char reason[256];
         setenv(cases[i][0], cases[i][1], 1);
@@ -801,6 +821,7 @@ int main(void) {
         cmocka_unit_test(what_is_not_taken_is_refused_by_name),
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
         cmocka_unit_test(a_wrong_library_is_found_out),
+        cmocka_unit_test(calls_run_the_plans_that_were_asked_for),
         cmocka_unit_test(a_missing_library_is_named),
 #endif
     };

@@ -437,7 +437,7 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {}
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
-                         enum fp8_format gradients, struct device *dev) {
+                         struct device *dev) {
     reason[0] = 0;
 }
 uint64_t fused_installed(void) { return 0; }

@@ -72,5 +72,5 @@ void fused_check(char *reason, size_t size, struct attention_shape like, bool an
 // it is computed again, at a shape like this one; an empty text where it does not differ, no GPU is open or no flash
 // takes the shape. Does nothing in a build for fp32 or the CPU.
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
-                         enum fp8_format gradients, struct device *dev);
+                         struct device *dev);
 __END_DECLS

@@ -245,7 +245,8 @@ static void fp8_check_encode(const struct fp8_check *f, fp8 *codes, struct fp8_s
 }
 // Allocates all that FP8 attention and flash need, the codes of q, k, v and dout made; fp8_check_close frees it.
 static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_attention_demands demands,
-                                       enum fp8_format gradients, struct device *dev) {
+                                       struct device *dev) {
+    const enum fp8_format gradients = demands.gradients;
     struct fp8_check f;
     memset(&f, 0, sizeof f);
     f.c = fused_check_open(shape, FUSED_SUM_ANY,
@@ -299,7 +300,7 @@ static struct fused_results fp8_check_run(struct fp8_check *f, struct device *de
     return results;
 }
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
-                         enum fp8_format gradients, struct device *dev) {
+                         struct device *dev) {
     struct attention_shape shape = like;
     struct fused_results ours = {NULL, NULL};
     double largest = 0;
@@ -314,7 +315,7 @@ void fp8_attention_check(char *reason, size_t size, struct attention_shape like,
     if (*reason || !compares)
         return;
     struct fused_library *library = fused_library_of(dev);
-    struct fp8_check f = fp8_check_open(shape, demands, gradients, dev);
+    struct fp8_check f = fp8_check_open(shape, demands, dev);
     library->checks = true;
     library->broken[0] = 0;
     ours.out = fused_check_forward(&f.c, false, dev);

@@ -41,9 +41,9 @@ static struct fused_key fp8_key_of(struct attention_shape s, bool backward, enum
     key.wide = !outputs_in_fp8;
     return key;
 }
-// Returns the key of the demands' plan, where the gradients' format decides nothing.
+// Returns the key of the demands' plan.
 static struct fused_key fp8_key_for(struct attention_shape s, bool backward, struct fp8_attention_demands demands) {
-    return fp8_key_of(s, backward, FP8_E5M2, demands.delayed, demands.any_order);
+    return fp8_key_of(s, backward, demands.gradients, demands.delayed, demands.any_order);
 }
 
 // Writes to `reason` (size bytes) why the library refuses the plan of a key; an empty text where it does not.

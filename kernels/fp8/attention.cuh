@@ -54,6 +54,7 @@ struct fp8_attention_demands {
     bool full;      // backward too
     bool delayed;   // outputs_in_fp8
     bool any_order; // --deterministic-mode=false
+    enum fp8_format gradients;
 };
 
 __BEGIN_DECLS
