@@ -1338,8 +1338,8 @@ static void test_without_lse(void **state) {
 
 // Returns the root of the mean square of x - reference in columns [begin, end) of (rows, width), relative to the
 // reference's.
-static double relative_error(const floatX *x, const double *reference, int64_t rows, int64_t width, int64_t begin,
-                             int64_t end) {
+static double columns_error(const floatX *x, const double *reference, int64_t rows, int64_t width, int64_t begin,
+                            int64_t end) {
     double errors = 0, squares = 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = r * width + begin; i < r * width + end; i++) {
@@ -1384,10 +1384,10 @@ static void check_tf32(struct attention_shape s, double deviation) {
         const char *name;
         double error, allowed;
     } checks[] = {
-        {"out", relative_error(r.out, reference.out, rows, k, 0, k), 2.2e-6 * grows},
-        {"dq", relative_error(r.dqkv, reference.dqkv, rows, W, 0, k), 3.4e-6 * grows},
-        {"dk", relative_error(r.dqkv, reference.dqkv, rows, W, k, v), 3.8e-6 * grows},
-        {"dv", relative_error(r.dqkv, reference.dqkv, rows, W, v, W), 2.8e-6 * grows},
+        {"out", columns_error(r.out, reference.out, rows, k, 0, k), 2.2e-6 * grows},
+        {"dq", columns_error(r.dqkv, reference.dqkv, rows, W, 0, k), 3.4e-6 * grows},
+        {"dk", columns_error(r.dqkv, reference.dqkv, rows, W, k, v), 3.8e-6 * grows},
+        {"dv", columns_error(r.dqkv, reference.dqkv, rows, W, v, W), 2.8e-6 * grows},
         {"out, largest", largest_error(r.out, reference.out, rows * k),
          4 * largest_error(u.out, reference.out, rows * k) + 0x1p-22},
         {"dqkv, largest", largest_error(r.dqkv, reference.dqkv, rows * W),
@@ -1454,7 +1454,7 @@ static void tf32_takes_wide_values(void **state) {
         double *zeros = test_doubles(out_count(s));
         const struct naive reference = naive_attention(exact, zeros, s, dropout_of(0), exactly);
         const struct result r = run(qkv, qkv, ATTENTION_FLASH, s, dropout_of(0));
-        assert_true(relative_error(r.out, reference.out, s.T, D, 0, D) < (i == 0 ? 2.2e-6 : 0x1p-11));
+        assert_true(columns_error(r.out, reference.out, s.T, D, 0, D) < (i == 0 ? 2.2e-6 : 0x1p-11));
         result_free(r, ATTENTION_FLASH, s);
         naive_free(reference);
         free(zeros);
