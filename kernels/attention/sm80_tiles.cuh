@@ -200,25 +200,27 @@ DEVICE_FUNCTION void store_rows(floatX *matrix, int row_stride, int first, const
                         *(float2 *)(to + 8 * n) = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
                     }
             }
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
+        for (int m = 0; m < ROWS / 16; m++)
 #pragma unroll
-        for (int n = 0; n < COLUMNS / 8; n++)
+            for (int n = 0; n < COLUMNS / 8; n++)
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                store_shared_word(tile + tile_offset<D>(tile_row + 16 * m + 8 * half + g, tile_column / 8 + n) + 4 * t,
-                                  pack_bf16x2(acc[m][n][2 * half], acc[m][n][2 * half + 1]));
-    __syncwarp();
+                for (int half = 0; half < 2; half++)
+                    store_shared_word(tile + tile_offset<D>(tile_row + 16 * m + 8 * half + g, tile_column / 8 + n) +
+                                          4 * t,
+                                      pack_bf16x2(acc[m][n][2 * half], acc[m][n][2 * half + 1]));
+        __syncwarp();
 #pragma unroll
-    for (int i = 0; i < ROWS * COLUMNS / 8 / 32; i++) {
-        const int at = 32 * i + lane, row = at / (COLUMNS / 8), piece = at % (COLUMNS / 8);
-        const struct word_x4 words = load_shared_words(tile + tile_offset<D>(tile_row + row, tile_column / 8 + piece));
-        if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim)) {
-            floatX *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
-            packed_check(to, true);
-            *(uint4 *)to = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        for (int i = 0; i < ROWS * COLUMNS / 8 / 32; i++) {
+            const int at = 32 * i + lane, row = at / (COLUMNS / 8), piece = at % (COLUMNS / 8);
+            const struct word_x4 words =
+                load_shared_words(tile + tile_offset<D>(tile_row + row, tile_column / 8 + piece));
+            if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim)) {
+                floatX *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
+                packed_check(to, true);
+                *(uint4 *)to = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+            }
         }
     }
 }
