@@ -416,6 +416,8 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
+// Sets the peaks and lower bounds, and the offsets of buffers and bytes of arenas: buffers that live throughout lie one
+// behind the other; lifetimes pack the others. places: false: packed arenas and buffers get 0, and peaks lack them.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {

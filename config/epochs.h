@@ -15,7 +15,8 @@ static inline int config_steps_of(const struct config *c, uint64_t samples) {
     }
     return (int)high;
 }
-// Sets --train-steps by --train-epochs, where given; the batch is resolved. Another --train-steps ends the program.
+// Sets --train-steps by --train-epochs, where given, in a run that trains; the batch is resolved. Ends the program where
+// another --train-steps is given, and without --train-data.
 static inline void config_resolve_epochs(struct config *c) {
     if (c->training.train_epochs <= 0 || !config_trains(c))
         return;

@@ -26,6 +26,7 @@ static inline double config_lora_scale(const struct config *c) {
                                          : alpha / c->finetuning.lora_rank;
 }
 
+// Whether some parameters are not trained: by --lora-rank or --freeze.
 static inline bool config_freezes(const struct config *c) {
     return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
 }

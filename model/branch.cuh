@@ -173,6 +173,7 @@ static void branch_project(struct at at, const struct branch *b) {
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
 }
+// Returns the unit that forward takes after layer at.l: the next layer, or the head.
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }

@@ -126,7 +126,8 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
         RUN(m, rope_backward(dqkv, options.rotary, options.positions, s.B, s.T, s.num_heads, s.num_query_groups,
                              s.head_dim, options.amax, m->dev));
 }
-// Returns the bytes of attend_backward_in_bf16's q, k and v, output and log-sum-exps, one behind the other.
+// Returns the sum of three sizes in bytes, each rounded up to 256: of attend_backward_in_bf16's q, k and v, output and
+// log-sum-exps, one behind the other.
 static size_t fp8_values_bytes(size_t qkv, size_t out, size_t lse) {
     return (qkv + 255) / 256 * 256 + (out + 255) / 256 * 256 + (lse + 255) / 256 * 256;
 }

@@ -87,7 +87,8 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes in a slot for n elements of an operand, of any enum state_group; 0: it is not on the host.
+// The number of bytes in a slot, aligned, for n elements of an operand (a state or OPERAND_*): by the largest format of
+// any state group; 0: the operand is not on the host.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)

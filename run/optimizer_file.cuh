@@ -101,6 +101,7 @@ static void state_take_scales(float *out, const void *stored, int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++)
         memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
 }
+// out (n) = the codes of 8-bit state without its scales. stored: blocks of a float scale and STATE_BLOCK codes.
 static void state_take_codes(unsigned char *out, const void *stored, int64_t n) {
     const size_t bytes = sizeof(float) + STATE_BLOCK;
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)

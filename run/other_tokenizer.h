@@ -13,6 +13,7 @@ struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
+// Returns the paths of the tokenizer and the vocabulary that prepare_data.py wrote beside a shard; "": there is none.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))

@@ -15,7 +15,8 @@ static bool unit_is_streamed(const struct zero *z, int unit) {
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part of a unit's stored gradients from a bucket on: of a streamed unit the bucket, else the rest.
+// Returns the part of a unit's stored gradients that begins with `bucket`, an index over all units: of a streamed unit
+// that bucket only, else all to the unit's end.
 static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;

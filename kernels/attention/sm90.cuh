@@ -197,6 +197,7 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
     const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
     return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
 }
+// The number of heads side by side in a row of qkv: of q, k and v.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
 // Ends the program unless the kernels take the shape and the pointers in `aligned` (count) are multiples of 16 bytes.

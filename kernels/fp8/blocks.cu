@@ -57,6 +57,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
         x = amax_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
+// Returns the bits of the largest magnitude of the elements that this thread holds.
 DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     uint32_t amax = 0;
     EACH_FP8(i) amax = amax_with(amax, row.x[i]);

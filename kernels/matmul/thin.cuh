@@ -39,6 +39,7 @@ ALWAYS_INLINE xvec thin_load(const word *p) {
     return x;
 }
 #ifdef PRECISION_BF16
+// Returns the word *p in every lane; thin_load reads a word for each lane.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
 // Writes the words of `count` columns of two rows; `next` NULL: the second elements are 0.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
@@ -61,6 +62,7 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
     memcpy(out, joined, sizeof joined);
 }
 #else
+// Returns the word *p in every lane; thin_load reads a word for each lane.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_set(*(const float *)p); }
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     memcpy(out, row, (size_t)count * sizeof *row);

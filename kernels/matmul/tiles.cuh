@@ -551,6 +551,7 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
+// Opens the backend of dot products, as struct matmul_backend says, where the build has the instruction.
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;

@@ -40,6 +40,7 @@ bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double 
 int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
 // Refuses handshake_next's connection, and closes it; the caller prints why.
 void handshake_refuse(struct handshake_door *d);
-// Closes the connections that were not admitted and frees d; the listener stays open. Prints how many were turned away.
+// Closes the connections that were not admitted and frees d; the listener stays open. Of connections turned away the
+// first ones had a line each; prints how many more there were.
 void handshake_close(struct handshake_door *d);
 __END_DECLS
