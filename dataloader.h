@@ -114,6 +114,7 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
+// Finds where a sample of the global sequence begins: *file, an index in loader->files, and *first_token within it.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -124,6 +125,7 @@ static void dataloader_locate(const struct dataloader *loader, uint64_t sample, 
     *first_token = window * (uint64_t)loader->T;
 }
 
+// The number of the file's documents that begin before its token `token`.
 static uint64_t documents_before(const struct token_file *file, uint64_t token) {
     uint64_t low = 0, high = file->num_documents; // all before low begin earlier, none from high on
     while (low < high) {
@@ -241,7 +243,7 @@ static void *read_ahead_main(void *argument) {
 }
 
 // Switches the thread to a new plan, from the loader's position on, B samples at a time; drops what the ring holds.
-static void read_ahead_plan(struct dataloader *loader, int B) {
+static void read_ahead_restart(struct dataloader *loader, int B) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
     ahead->start = loader->position;
@@ -267,7 +269,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
     ahead->bad = (bool *)dataloader_alloc(loader->option, slots, sizeof *ahead->bad);
     pthread_mutex_init(&ahead->mutex, NULL);
     pthread_cond_init(&ahead->changed, NULL);
-    read_ahead_plan(loader, B);
+    read_ahead_restart(loader, B);
 
     sigset_t all, before; // signals are blocked in the thread, so that the one that trains receives them
     sigfillset(&all);
@@ -403,10 +405,9 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas, or a mixture of such
-// patterns (formats/mixture.h). B: samples that a rank takes at a time; a thread reads batches_ahead times B ahead, 0:
-// no thread does. option: the pattern's option, for messages; outlives the loader. Ends the program where files can't
-// be used.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs with commas between, or a mixture of patterns
+// (formats/mixture.h). B: samples that a rank takes at a time; a thread reads batches_ahead times B ahead, 0: no thread
+// does. option: the pattern's, for messages; outlives the loader. Ends the program where files can't be used.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -523,7 +524,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
-        read_ahead_plan(loader, B);
+        read_ahead_restart(loader, B);
     for (int b = 0; b < B;) {
         int count;
         const int slot = read_ahead_take(loader, &count);
@@ -559,7 +560,7 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         return;
     loader->position = sample;
     if (loader->ahead.capacity > 0)
-        read_ahead_plan(loader, loader->ahead.B);
+        read_ahead_restart(loader, loader->ahead.B);
 }
 
 // Moves to a sample of a run whose mixture began at first_sample; starts (mixture.count) has each part's past. Shards
@@ -578,7 +579,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Takes from now on only samples of one part (-1: the mixture's), in its own order from its first. There is no thread.
+// Makes the loader read only samples of one part (-1: of all), from its first on in its own order. No thread may run.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only = part;
     dataloader_seek(loader, 0);
@@ -597,14 +598,14 @@ static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) 
         tokens += loader->parts[i].total_tokens;
     return tokens;
 }
-// Returns the epochs of a part before a sample of the global sequence, with the part of the current one.
+// Returns how many epochs of a part precede a sample of the global sequence, with the fraction done of the last one.
 static inline double dataloader_epochs(const struct dataloader *loader, int part, uint64_t sample) {
     double more;
     const uint64_t taken = mixture_taken(&loader->mixture, part, sample),
                    epoch = sample_order_epoch(&loader->parts[part].order, taken, &more);
     return (double)epoch + more;
 }
-// Returns the first part's epoch of the next sample, from 0 on.
+// Returns the number, from 0 on, of the epoch that the first part is in at the loader's position.
 static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
     return sample_order_epoch(&loader->parts[0].order, mixture_taken(&loader->mixture, 0, loader->position), NULL);
 }
@@ -617,6 +618,6 @@ static inline const char *dataloader_name(const struct dataloader *loader, int f
     const char *path = dataloader_path(loader, file), *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
-static inline const char *dataloader_format(const struct dataloader *loader) {
+static inline const char *dataloader_format_name(const struct dataloader *loader) {
     return token_format_name(loader->files[0].format); // of all files
 }

@@ -395,7 +395,7 @@ static void test_every_format_and_type_reads_the_same(void **state) {
         if (i == 6) // named twice, as .bin and as .idx: still one dataset
             snprintf(pattern, sizeof pattern, "%s/same_g.{idx,bin},%s/same_g.bin", folder, folder);
         struct dataloader *loader = dataloader_open(pattern, 10, 1, false, 103, 0, 1, 1, i % 2, "--val-data");
-        assert_string_equal(dataloader_format(loader), cases[i].format);
+        assert_string_equal(dataloader_format_name(loader), cases[i].format);
         assert_int_equal(dataloader_num_files(loader), 1);
         assert_int_equal(dataloader_total_tokens(loader), 100);
         assert_int_equal(dataloader_samples_per_epoch(loader), 9);
