@@ -4,7 +4,7 @@
 #include "model/branch.cuh" // branch_norm, branch_end, projection_output_gradient, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Waits for the parameters of a layer that makes any activation; in a forward pass begins to fetch the next unit's.
+// Calls use_unit for a layer that makes any activation; in a forward pass begins to fetch the next unit's parameters.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);

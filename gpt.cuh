@@ -55,7 +55,7 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     m->steps.is_last = index == m->steps.of_step - 1;
     zero_begin_micro_step(&m->zero, m->timeline.planning ? m->steps.most > 1 : index > 0, m->steps.is_last);
     upload_batch(m, PASS_TRAIN, batch);
-    RUN(m, optimizer_take_weight_amaxes(&m->optimizer));
+    RUN(m, optimizer_compute_weight_amaxes(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
@@ -187,7 +187,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     return loss;
 }
 // Plans the run's evaluation: gpt_score where config_scores, else gpt_evaluate. In a dry run, calls its matmuls.
-static void gpt_evaluate_nothing(struct gpt *m) {
+static void gpt_plan_evaluation(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))
         gpt_score(m, batch_of(NULL, NULL), none);
@@ -272,7 +272,7 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
         gpt_swap_averages(m);
     }
     if (m->config.evaluation.val_every > 0 || m->config.evaluation.eval_only || config_scores(&m->config))
-        gpt_evaluate_nothing(m);
+        gpt_plan_evaluation(m);
     if (m->config.evaluation.sample_every > 0 || config_generates(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);

@@ -16,7 +16,7 @@
 #include <stdlib.h>                        // calloc, realloc, free, qsort
 #include <string.h>                        // memcpy, memset, strncmp, strnlen
 
-// Where an arena lies. On the cpu target the device's memory is the host's, and offloading saves nothing.
+// An arena lies in one of two memories. On the cpu target the device's is the host's, and offloading saves nothing.
 enum plan_memory { MEMORY_DEVICE, MEMORY_HOST, MEMORY_COUNT };
 
 // An arena is one allocation. Columns: id; name; memory; whether its buffers are packed by their lifetimes: those that
@@ -102,8 +102,7 @@ struct plan {
 
 // ---- recording ----
 
-// Sets *plan to an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64
-// bytes ends the program.
+// Sets *plan to an empty plan, for plan_free. Below, being out of memory or a size beyond 2^64 bytes ends the program.
 static void plan_begin(struct plan *plan);
 // Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);

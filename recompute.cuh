@@ -12,8 +12,8 @@
 #include <stdlib.h>                   // calloc, free, strtol, qsort
 #include <string.h>                   // strcmp, strlen
 
-// How a layer keeps those inputs of its linear layers that no other op of its backward reads. KEPT_FP8_ATTENTION: as
-// KEPT_FP8, and what attention reads and makes is kept in FP8 too.
+// A layer keeps, in one of these forms, those inputs of its linear layers that no other op of its backward reads.
+// KEPT_FP8_ATTENTION: as KEPT_FP8, and what attention reads and makes is kept in FP8 too.
 enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS, KEPT_FP8_ATTENTION };
 
 // The shape of a layer, on which the sizes in the table depend.
@@ -39,7 +39,7 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
     return s;
 }
-// What an activation's elements are. INPUT: a linear layer's input that no other op of the backward reads; ATTENTION:
+// The elements of an activation. INPUT: a linear layer's input that no other op of the backward reads; ATTENTION:
 // what attention reads or makes, both floatX or FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_ATTENTION, ELEMENTS_SAVED };
 // Returns the bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the
@@ -314,8 +314,7 @@ struct recompute_policy {
 
 // Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full, uniform policy: groups of `group` layers (the last may be short) keep only the first layer's input.
-// policy_free frees it.
+// Returns a full, uniform policy, for policy_free: groups of `group` layers (the last may be short) keep their input.
 static struct recompute_policy policy_uniform(int num_layers, int group);
 // Returns a full, block policy: the first n layers keep only their input. policy_free frees it.
 static struct recompute_policy policy_block(int num_layers, int n);

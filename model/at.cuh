@@ -1,4 +1,4 @@
-// Where an op of a block works, and where its result goes. Pointers that are returned are NULL when planning.
+// struct at: where a block's op works; struct sink: where its result goes. Returned pointers are NULL when planning.
 #pragma once
 #include "kernels/norm_kind.cuh" // struct norm_options
 #include "model/state.cuh"       // struct gpt and its buffers
@@ -88,7 +88,7 @@ static floatX *d_residual_rows(struct at at) {
     return whole ? whole + at.first * at.m->shape.layer.C : NULL;
 }
 
-// Where an op's result goes, and what the op takes of it on the way.
+// A sink is where an op's result goes, and where the op puts the result's amax and column sums.
 struct sink {
     floatX *data;
     uint32_t *amax; // kernels/amax.cuh's; NULL: not taken

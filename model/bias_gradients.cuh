@@ -11,7 +11,7 @@
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
-// What sums a bias's gradient: the wgrad product or the cast to FP8, or the op that makes the output's gradient.
+// A bias's gradient is summed by the wgrad product or the cast to FP8, or by the op that makes the output's gradient.
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
 // Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.

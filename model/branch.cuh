@@ -92,7 +92,9 @@ static floatX *residual_after_attention(struct at at) {
                             (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
                             forward_group_name(at.pass), "residual after attention");
 }
-static bool adds_attention(struct at at) { return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID)); }
+static bool attention_sum_is_wanted(struct at at) {
+    return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
+}
 static bool norm_makes_input(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
@@ -107,7 +109,7 @@ static struct sink norm_sink(struct at at, const struct branch *b) {
 // Normalizes a branch's input, in a phase of its own, where wanted and where no addition did it (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
-        is_mlp(b) ? adds_attention(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
+        is_mlp(b) ? attention_sum_is_wanted(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
     if (!norm_is_wanted(at, b) || fused)
         return;
     phase_at(at, forward_group(at.pass), b->before_name);
@@ -188,7 +190,7 @@ static void branch_end(struct at at, const struct branch *b) {
         cast_input(at, b->output);
         branch_project(at, b);
     }
-    if (is_mlp(b) ? produces(at, BIT(OUT)) : adds_attention(at)) {
+    if (is_mlp(b) ? produces(at, BIT(OUT)) : attention_sum_is_wanted(at)) {
         if (is_mlp(b) && at.pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
             use_unit(at.m, at.pass, next_unit(at));
         phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
@@ -265,7 +267,7 @@ static void branch_input_backward(struct at at, const struct branch *b) {
         RUN(m, residual_forward(dres, din, dres, at.rows, s->C, 1, none, m->dev));
         return;
     }
-    // What is added to the stream next below: attention's output, or the MLP's of the layer below.
+    // `next` is the layer whose branch is added to the stream next below: attention's, or the MLP's of the layer below.
     const bool below = reads_layer_input(at, b), last_reader = is_mlp(b) || !s->parallel;
     const int next = !last_reader ? -1 : below ? at.l - 1 : at.l;
     const struct sink sink = stream_sink(m, dres, next, below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);

@@ -52,7 +52,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;
     for (int l = 0; l < m->shape.L; l++)
-        used = used || shows_window(m, pass, l) == window;
+        used = used || window_hides_keys(m, pass, l) == window;
     if (!used || !has_spans(m, pass, window))
         return;
     const struct spans spans = spans_buffers(m, pass, window);

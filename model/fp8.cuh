@@ -30,7 +30,7 @@ struct fp8_state {
     int num_layers;
     bool weights_sharded; // no rank updates a whole weight on the device: amaxes are taken where weights are cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
-    // In the device's memory; NULL while planning, and without FP8. With scales of blocks there are only counts.
+    // These lie in the device's memory; NULL: planning, or no FP8. With scales of blocks there are only counts.
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS), then attention's (attention_tensors, L)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step

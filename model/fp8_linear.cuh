@@ -44,9 +44,10 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 
 // ---- Inputs ----
 
-// How a linear layer's input is kept for the gradient of the weight: in floatX, which other ops of the backward read
-// too; in column form; or in row form, as attention's output where attention is in FP8 and its backward reads it.
+// A linear layer's input is kept for the gradient of the weight: in floatX, which other ops of the backward read too;
+// in column form; or in row form, as attention's output where attention is in FP8 and its backward reads it.
 enum input_form { INPUT_FLOATX, INPUT_COLUMNS, INPUT_ROWS };
+// Returns the form in which the input of a linear layer in FP8 is kept for the gradient of its weight.
 static enum input_form input_form(const struct gpt *m, enum pass pass, int l, enum linear linear) {
     if (linear == LINEAR_ATT_PROJ && attends_in_fp8(m, pass, l))
         return INPUT_ROWS;

@@ -11,7 +11,7 @@
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// Returns --loss-chunk-tokens or, for 0, about equal multiples of 64 by the sizes above; at most a micro-batch.
+// Returns the tokens of a chunk of logits: --loss-chunk-tokens; for 0 a multiple of 64 by the sizes above; at most all.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;

@@ -13,7 +13,7 @@ static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->f
 // Whether this rank holds any of elements [first, first + n) of a tensor's parameters; it holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
     const struct zero *z = zero_of(m, t);
-    return tensor_is_stored(t) || zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
+    return tensor_is_stored(t) || zero_holds_any(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets what this rank holds of elements [first, first + n) of a tensor to `values` (n), on the host: rounded in the
 // parameters, exactly in a trained tensor's master weights and moving averages; a stored weight by frozen_weights_set.

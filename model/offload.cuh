@@ -6,7 +6,7 @@
 #pragma once
 #include "model/state.cuh" // struct gpt, activation, offloaded_activations
 
-// Where the bytes of an activation of layer l are; each is live in this phase.
+// The addresses of an activation of a layer in the device's and the host's memory; both are live in this phase.
 struct offload_operands {
     void *device, *host;
 };
@@ -66,6 +66,7 @@ static uint32_t fetched_activations(const struct gpt *m, int first, int last, in
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
 }
+// Whether the backward of the group of layers [first, last] reads any offloaded activation.
 static bool group_is_offloaded(const struct gpt *m, int first, int last) {
     for (int k = first - 1; k <= last; k++)
         if (fetched_activations(m, first, last, k))

@@ -40,8 +40,8 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// What makes the gradient of a linear layer's output: attention's backward; the residual stream's gradient or the norm
-// after the branch; the MLP's activation; another op, which takes neither the gradient's amax nor its column sums.
+// The gradient of a linear layer's output comes from attention's backward; from the residual stream or the norm after
+// the branch; from the MLP's activation; or from another op, which takes neither its amax nor its column sums.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 
 // The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
@@ -102,6 +102,7 @@ static int qk_norm_statistics(const struct config *c) {
     }
     return 0;
 }
+// Whether a branch has a norm of its input.
 static bool norm_is_before(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE:
@@ -110,7 +111,7 @@ static bool norm_is_before(enum norm_placement placement) {
     }
     return true;
 }
-// Whether a branch has a norm of its output.
+// Whether a branch has a norm of its output, before the output is added to the residual stream.
 static bool norm_is_after(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE: return false;
@@ -148,9 +149,11 @@ static enum kept_input fp8_input(const struct config *c) {
     return KEPT_FLOATX;
 }
 
+// The number of rows of a linear layer's A: the rank times its adapted parts. LINEAR_COUNT: 0.
 static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
     return linear == LINEAR_COUNT ? 0 : lora->linear[linear].count * lora->rank; // gcc 12 follows a switch's last case
 }
+// The number of rows of a linear layer's B: the outputs of its adapted parts.
 static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
     int rows = 0;
     for (int p = 0; p < lora->linear[linear].count; p++)
@@ -160,9 +163,8 @@ static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
 
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
 
-// The modules that an adapter may change, each of which is outputs [first, first + rows) of a linear layer. Columns: id
-// of enum lora_module; linear layer; first; rows. `s` is the struct layer_shape. A module that is a whole layer stands
-// before the layer's parts.
+// The modules that an adapter may change, each outputs [first, first + rows) of a linear layer. Columns: id of enum
+// lora_module; linear layer; first; rows. `s`: struct layer_shape. A module that is a whole layer stands before parts.
 #define LORA_MODULE_ROWS(ROW)                                                                                          \
     ROW(QKV, QKV, 0, qkv_width(s))                                                                                     \
     ROW(Q, QKV, 0, s->H * s->D)                                                                                        \

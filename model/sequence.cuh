@@ -1,10 +1,11 @@
-// What a pass knows of its sequences: tokens, targets, positions, documents, windows, and the attention these leave.
+// The sequences of a pass: tokens, targets, positions, documents and windows, and the shape of attention over them.
 #pragma once
 #include "attention.cuh"         // struct attention_shape
 #include "kernels/positions.cuh" // struct token_positions
 #include "model/state.cuh"       // struct gpt and its buffers
 #include <math.h>                // sqrt
 
+// Returns the pass whose tokens, targets and spans a pass reads: backward reads the buffers of PASS_TRAIN.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
 // Returns the buffer of an integer for each of a pass's N tokens, live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
@@ -49,7 +50,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
 }
 
 // Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
-static bool shows_window(const struct gpt *m, enum pass pass, int l) {
+static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
 // Whether attention needs spans in a pass: where the window hides keys (`window`) or documents do not see each other.
@@ -83,7 +84,7 @@ static struct attention_shape attention_shape_of(const struct config *c, int B, 
 static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
     const struct extent e = extent_of(m, pass);
     struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
-    const bool window = shows_window(m, pass, l);
+    const bool window = window_hides_keys(m, pass, l);
     if (has_spans(m, pass, window)) {
         const struct spans spans = spans_buffers(m, pass, window);
         shape.first_key = spans.first_key;

@@ -127,7 +127,7 @@ static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     return batch;
 }
 
-// What an evaluation finds of each target, in the caller's host memory.
+// An evaluation writes these scores of each target to the caller's host memory.
 struct token_scores {
     float *losses;    // (B, T); 0 where the target is not counted
     int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
@@ -151,7 +151,7 @@ struct micro_steps {
     struct micro_step_graph graphs[MICRO_STEP_KINDS];
     double graphs_scale; // scale of the loss that the graphs were recorded with
 };
-// What goes between the host and the device in a step. Pinned host memory is double-buffered.
+// The buffers by which a step moves data between host and device. Pinned host memory is double-buffered.
 struct step_io {
     int results_id, reports_id, host_batches_id, host_results_id, host_reports_id, host_requests_id; // in the plan
     struct step_results *results;                                                                    // device memory
@@ -216,8 +216,7 @@ struct gpt {
 
 // Returns the column of a rank's request in its report. A report is report_width doubles: the sum of the rank's
 // gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
-// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each
-// (fp8_delayed_scales).
+// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
@@ -233,7 +232,7 @@ static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8
 
 // Enters a region of the timeline; all units' buffers count as empty from then on (zero_begin_region).
 static void region(struct gpt *m, enum region r) {
-    timeline_region(&m->timeline, r);
+    timeline_enter_region(&m->timeline, r);
     zero_begin_region(&m->zero);
     zero_begin_region(&m->frozen);
 }
@@ -264,6 +263,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
     return e;
 }
 
+// Whether the linear layers of layer l multiply FP8 matrices in a pass: only in training and its backward.
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }

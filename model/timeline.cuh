@@ -23,7 +23,7 @@
 // validation; PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
 enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
 
-// What a phase is a part of. Columns: id; name in plans. A micro-step's groups come first, BACKWARD last of them.
+// Each phase is of one of these groups. Columns: id; name in plans. A micro-step's come first, BACKWARD last of them.
 #define PHASE_GROUPS(ROW)                                                                                              \
     ROW(FORWARD, "forward")                                                                                            \
     ROW(RECOMPUTE, "recompute") /* of activations that the forward has dropped */                                      \
@@ -141,14 +141,15 @@ static void timeline_free(struct timeline *t) {
     free(t->workspaces);
 }
 
-static void timeline_region(struct timeline *t, enum region r) {
+// Enters a region: timeline_phase then begins its first phase. Planning sets where the region begins.
+static void timeline_enter_region(struct timeline *t, enum region r) {
     if (timeline_plans(t))
         t->region_first[r] = t->phase + 1;
     t->phase = t->region_first[r] - 1;
 }
 
-// Begins the next phase of the region that timeline_region entered; planning records it, named "GROUP layer 3: OP", or
-// "GROUP: OP" for layer -1. A run must begin the phases that were planned, in their order.
+// Begins the next phase of the region that timeline_enter_region entered; planning records it, named "GROUP layer 3:
+// OP", or "GROUP: OP" for layer -1. A run must begin the phases that were planned, in their order.
 static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;
@@ -212,18 +213,19 @@ static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *
     plan_touch(&t->plan, *id);
     return NULL;
 }
+// Returns timeline_buffer_in of ARENA_ACTIVATIONS, in device memory.
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);
 }
+// Returns timeline_buffer_in of ARENA_HOST_ACTIVATIONS, in host memory.
 static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                                   int layer) {
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
 }
 
 // Begins a copy between device and host memory in this phase, named for the plan; when planning, records its bytes.
-// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait; when planning,
-// one that no later mode may use.
+// Operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)

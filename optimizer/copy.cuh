@@ -1,5 +1,5 @@
-// What a checkpoint is made of, as it is stored: parameters and optimizer states of the elements that this rank writes;
-// and their copy in host memory, from which a checkpoint is written while the training goes on. From ZeRO stage 1 on
+// A checkpoint's parts, as they are stored: parameters and optimizer states of the elements that this rank writes; and
+// their copy in host memory, from which a checkpoint is written while the training goes on. From ZeRO stage 1 on
 // each rank writes its shards, the same in every stage; below it rank 0 writes everything.
 #pragma once
 #include "kernels/device_memory.cuh" // device_download
@@ -13,6 +13,7 @@ struct optimizer_copy {
     char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
 };
 
+// The number of ranks, from rank 0 on, that write a checkpoint: all where optimizer states are sharded, else 1.
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 

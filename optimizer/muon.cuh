@@ -118,11 +118,11 @@ static float muon_update_scale(const struct config *c, const struct muon_matrix 
 
 // ---- waves and owners ----
 
-// For qsort: the costliest matrix first, of equal ones the first in flat order.
 struct muon_cost {
     double flops;
     int matrix;
 };
+// Compares costs for qsort: the costliest matrix comes first, of equal ones the first in flat order.
 static int muon_costlier(const void *left, const void *right) {
     const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
     return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
@@ -198,6 +198,7 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
+// Sets a wave's range of the flat buffers, [begin, stop), and of this rank's elements in it, [place, place + n).
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -210,8 +211,8 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The number of places that a wave has on any rank, at most: a shard of each bucket that it touches.
-static int64_t muon_most_update(const struct muon *u, const struct muon_wave *w) {
+// The number of elements of a wave's `update` on any rank, at most: a shard of each bucket that the wave touches.
+static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
     if (!optimizer_is_sharded(u->o))
@@ -232,7 +233,7 @@ static void muon_place(struct muon *u) {
     for (int i = 0; i < u->num_waves; i++) {
         struct muon_wave *w = &u->waves[i];
         muon_place_wave(u, w);
-        const int64_t update = muon_most_update(u, w);
+        const int64_t update = muon_update_max(u, w);
         u->most_update = update > u->most_update ? update : u->most_update;
         for (int r = 0; r < ranks; r++)
             used[r] = 0;
@@ -276,7 +277,7 @@ static floatX *muon_update_at(const struct muon *u, const struct muon_wave *w, f
     shards_next(s, optimizer_is_sharded(u->o), &first, at + 1, &place);
     return update ? update + (place - w->place) : NULL;
 }
-// What this rank sends and receives. On the way back to the ranks the two change their roles.
+// The messages that this rank sends and receives. On the way back the two lists change their roles (muon_moves_back).
 struct muon_moves {
     struct exchange_message *sends, *receives;
     int num_sends, num_receives;
@@ -335,7 +336,7 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
     return (size_t)most * sizeof(floatX);
 }
 // The number of messages in either list of an exchange, at most.
-static int muon_most_messages(const struct muon *u) {
+static int muon_messages_max(const struct muon *u) {
     int most = 0;
     for (int i = 0; i < u->num_waves; i++) {
         int count = 0;
@@ -368,7 +369,7 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
         return;
     muon_make_waves(u);
     muon_place(u);
-    const size_t messages = (size_t)muon_most_messages(u);
+    const size_t messages = (size_t)muon_messages_max(u);
     u->sends = (struct exchange_message *)calloc(messages, sizeof *u->sends);
     u->receives = (struct exchange_message *)calloc(messages, sizeof *u->receives);
     if (!u->sends || !u->receives)

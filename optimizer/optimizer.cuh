@@ -49,7 +49,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 // ---- Amaxes of weights in FP8 ----
 
 // Computes the amaxes of weights in FP8 that updates collect, where none has since parameters were set or swapped.
-static void optimizer_take_weight_amaxes(struct optimizer *o) {
+static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
         return;

@@ -104,6 +104,7 @@ static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     *used += (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     return at;
 }
+// The number of bytes of `scratch`, which the products and sum_of_squares share: as many as the largest needs.
 static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev) {
     const int side = rows < cols ? rows : cols;
     const size_t bytes[] = {sum_of_squares_workspace_bytes(dev),

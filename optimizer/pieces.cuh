@@ -1,7 +1,6 @@
 // The pieces of an update, and their way through the device. What the update reads and writes may lie in the host's
 // memory. It is then streamed through the device in pieces, in three slots: while one piece is updated, the next
-// arrives and the previous one leaves. The same kernel updates the same elements as without offload, so that the bits
-// are the same.
+// arrives and the previous one leaves. A kernel updates the same elements as without offload: to the same bits.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
 #include "kernels/averages.cuh" // averages_update, averages_swap
@@ -19,7 +18,7 @@ enum update_kind {
     WORK_AVERAGES, // the moving averages of updated parameters
     WORK_SWAP,     // averages and parameters change places
 };
-static bool update_takes(enum update_kind work, enum state_group group) {
+static bool update_covers(enum update_kind work, enum state_group group) {
     switch (work) {
     case WORK_ADAMW: return group != GROUP_MUON;
     case WORK_MOMENTUM:
@@ -301,9 +300,9 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Enqueues u->work on the elements of [at, end) that the work takes, piece by piece; update_end finishes the last
+// Enqueues u->work on the elements of [at, end) that the work covers, piece by piece; update_end finishes the last
 // piece. Bucket `index` (-1: unsharded) has the range in this rank's shard. gathers: the all-gather of the bucket's
-// parameters begins after the piece that ends at `end`, where the work takes that piece.
+// parameters begins after the piece that ends at `end`, where the work covers that piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;
     const struct zero *z = o->zero;
@@ -320,7 +319,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             p.n = o->piece;
         at += p.n;
         p.bucket = at == end && gathers ? index : -1;
-        if (update_takes(u->work, p.group))
+        if (update_covers(u->work, p.group))
             update_add(u, p);
     }
 }
@@ -346,7 +345,7 @@ static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *
             return true;
     return false;
 }
-// Returns an update without a piece so far, which check (device memory) and slots (optimizer_slots) must outlive.
+// Returns an update of no piece so far; check and slots (optimizer_slots), in device memory, must outlive the update.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

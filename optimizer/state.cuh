@@ -211,6 +211,7 @@ static int64_t optimizer_elements(const struct optimizer *o, enum state_group gr
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
+// The number of bytes of all states of this rank's elements, in device and host memory together.
 static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -313,6 +314,7 @@ static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *
     return NULL;
 }
 static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of two tensors");
+// Fills the table of tensors, `rows` in device memory, and sets o->tensors to it. Waits for the device.
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
     struct device *dev = o->zero->timeline->dev;
@@ -333,6 +335,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
+// Fills o->buckets, in device memory: for each bucket the range of this rank's gradients. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;

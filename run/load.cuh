@@ -266,7 +266,7 @@ static const char *model_load_masters(struct model_loader *loader, const struct 
                             safetensors_dtype_name(tensor->dtype));
     for (int64_t first = 0; first < tensor_visible(t); first += LOAD_CHUNK) {
         const int64_t rest = tensor_visible(t) - first, n = rest < LOAD_CHUNK ? rest : LOAD_CHUNK;
-        if (!zero_holds(&m->zero, shards_parameters(&m->zero.shards), t->offset + first, n))
+        if (!zero_holds_any(&m->zero, shards_parameters(&m->zero.shards), t->offset + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, file, file_name, tensor, first, n, error));
         model_store(m, t, first, loader->values, n, loader->rounded);

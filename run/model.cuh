@@ -46,7 +46,7 @@ static void gpt_dry_run(struct gpt *m) {
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
     gpt_update(m, 1, 0);
     if (m->config.evaluation.val_every > 0 || config_scores(&m->config))
-        gpt_evaluate_nothing(m);
+        gpt_plan_evaluation(m);
     timeline_dry_run(&m->timeline, false);
     m->steps.micro_step = micro_step;
 }

@@ -105,6 +105,7 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
+// Notes that no unit's buffer has parameters or the stored sum, as when a region of the timeline begins.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
@@ -135,6 +136,7 @@ static bool zero_adds_in_place(const struct zero *z) {
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
+// The number of bytes of this rank's stored gradients (z->grads), wherever they lie.
 static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
@@ -274,7 +276,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_READY;
 }
 
-static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n) {
+static bool zero_holds_any(const struct zero *z, bool sharded, int64_t at, int64_t n) {
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
