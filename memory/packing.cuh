@@ -50,6 +50,7 @@ struct plan_packing {
     int64_t work; // ticks and neighbors looked at so far
 };
 
+// Compares items for qsort: the longest comes first, of equal ones the one of the lowest id.
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
     if (plan_item_length(x) != plan_item_length(y))
@@ -72,7 +73,8 @@ static size_t plan_floor(const struct plan_packing *packing, const struct plan_i
     return top;
 }
 
-static bool plan_is_flat(const struct plan_packing *packing, const struct plan_item *item) {
+// Whether the stack has one height in all ticks of an item's lifetime.
+static bool plan_skyline_is_flat(const struct plan_packing *packing, const struct plan_item *item) {
     size_t differ = 0;
     for (int s = item->first; s <= item->last; s++)
         differ |= packing->skyline[s] ^ packing->skyline[item->first];
@@ -95,7 +97,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     for (int i = 0; i < packing->count; i++) {
         struct plan_item *item = &packing->items[i];
         packing->work += plan_item_length(item) / 4; // the loops over ticks are vectorized
-        if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
+        if (i >= forced && (i >= last || !plan_skyline_is_flat(packing, item))) {
             packing->fitted[packing->fitted_count++] = i;
             continue;
         }
@@ -283,7 +285,8 @@ static void plan_pack_stacks(struct plan_packing *packing) {
     free(orders);
 }
 
-static void plan_take(struct plan_packing *packing, const struct skyline *skyline) {
+// Replaces packing->best by the skyline's lowest packing where that is lower.
+static void plan_keep_lower(struct plan_packing *packing, const struct skyline *skyline) {
     if (skyline->best_height >= packing->best_height)
         return;
     packing->best_height = skyline->best_height;
@@ -297,11 +300,11 @@ static void plan_pack(struct plan_packing *packing) {
     struct skyline skyline;
     skyline_begin(&skyline, packing->items, packing->count, packing->ticks, packing->bound);
     skyline_search_by_promotion(&skyline);
-    plan_take(packing, &skyline);
+    plan_keep_lower(packing, &skyline);
     plan_pack_stacks(packing);
     if (plan_is_worth(packing->best_height, packing->bound, 0, 0, 1)) {
         skyline_search_by_chance(&skyline);
-        plan_take(packing, &skyline);
+        plan_keep_lower(packing, &skyline);
     }
     skyline_end(&skyline);
 }

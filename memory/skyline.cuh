@@ -41,6 +41,7 @@ struct plan_key {
     int item;
 };
 
+// Compares keys for qsort: the largest comes first, of equal ones the one of the lowest item.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -240,6 +241,7 @@ static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, i
 
 // ---- orders ----
 
+// order (count) = all items, sorted as `kind` says. keys (count): scratch memory.
 static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum skyline_order kind, int *order) {
     for (int i = 0; i < s->count; i++) {
         const struct plan_item *item = &s->items[i];
