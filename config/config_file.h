@@ -1,8 +1,7 @@
 // config.json, which a run writes into --out, and --config, which reads it or a file that a user wrote: an object with
 // a member for each option; one without a member has its default. A run's file has all options as they were resolved,
 // and two members by which it reads back as what the user gave: "given" has these options' names, "left_open" the
-// values that the run chose for others. A value that was edited since counts as given. A file without "given" gives
-// each option that it has.
+// values that the run chose for others. A value edited since counts as given. A file without "given" gives all it has.
 #pragma once
 #include "config/config.h"            // struct config
 #include "runtime/files/file_read.h"  // is_pipe, read_whole

@@ -1,4 +1,4 @@
-// What differs between the layers of a model, by the options: a window in attention, rotary positions, FP8.
+// The options' differences between the layers of a model: a window in attention, rotary positions, FP8.
 #pragma once
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
@@ -23,8 +23,7 @@ static inline void config_numbers(double *out, int n, const char *option, const 
 }
 
 // Whether `text`, the value of `option`, marks a layer: a list of num_layers 0s and 1s by its 1s; a number N each N-th
-// layer, first N - 1, or with `others` all but these; none marks no layer, with `others` all. Other texts end the
-// program.
+// layer, first N - 1, with `others` all but these; none no layer, with `others` all. Other texts end the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;

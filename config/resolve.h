@@ -1,6 +1,5 @@
-// What the user asked for becomes what the engine runs: config_read reads the command line, config_resolve_... set what
-// was left open, by the preset or other options; they, and config_check_..., end the program where options contradict
-// each other.
+// The resolution of options: config_read reads the command line, config_resolve_... set what was left open, by the
+// preset or other options; they, and config_check_..., end the program where options contradict each other.
 #pragma once
 #include "config/config.h"            // struct config
 #include "config/config_file.h"       // config_read_file
@@ -146,6 +145,7 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
+// Sets options of the model that were left open; ends the program where options of the model contradict each other.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -193,9 +193,8 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Sets c->ramp by --rampup-batch-size, three integers, or "": always the global batch, which is resolved. Ends the
-// program for other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the global
-// batch.
+// Sets c->ramp by --rampup-batch-size, three integers, or "": always the resolved global batch. Ends the program for
+// other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the global batch.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -241,6 +240,7 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
+// Sets options of the learning rate's schedule that were left open; contradictions end the program.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -297,6 +297,7 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
+// Sets options of data and evaluation that were left open; what contradicts, or lacks for the run, ends the program.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));

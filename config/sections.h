@@ -143,7 +143,7 @@ struct data_options {
     int log_every;
 };
 
-// Where a run's numbers go beside log.jsonl.
+// The trackers that get a run's numbers, beside log.jsonl.
 struct tracker_options {
     const char *tensorboard_dir, *wandb_project, *wandb_name, *mlflow_tracking_uri, *mlflow_experiment;
     int metrics_port; // 0: none

@@ -1,6 +1,5 @@
 // The names of options in other trainers: Hugging Face's transformers, Megatron-LM, nanoGPT, nanochat, llm.c, litgpt,
-// axolotl, torchtitan, llmq. A message on an unknown option names the option here, and how its value follows where the
-// number means something else.
+// axolotl, torchtitan, llmq. A message on an unknown option names ours, and how our value follows from another number.
 #pragma once
 #include "runtime/text/options.h" // struct option_synonym, struct option_value
 
