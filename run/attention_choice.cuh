@@ -68,9 +68,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes why ATTENTION_FLASH_SM90 can't be used to `reason` (size bytes), empty where it can. wanted:
-// --attention-backend's. Ends the program where --flash-kernels wgmma asks for these kernels on a GPU that can't use
-// them.
+// Writes why ATTENTION_FLASH_SM90 can't be used to `reason` (size bytes), empty where it can. wanted: the option's.
+// Ends the program where --flash-kernels wgmma asks for these kernels on a GPU that can't use them.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -149,8 +148,7 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
-// Sets choice->backend to flash, by the kernels of compute capability 9.0 where r->sm90 is empty, and choice->reason to
-// which kernels and why.
+// Sets choice->backend to flash, of compute capability 9.0 where r->sm90 is empty, choice->reason to which and why.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);

@@ -1,8 +1,7 @@
 // --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face. Files
 // are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory. A sum is in
 // fp32 and is rounded once, to nearest, to the base tensor's type. The adapters' rows are in the order of the weight's,
-// and GPT-2's weights are transposed where adapters are not. config.json is written last: a folder without it was not
-// finished.
+// and GPT-2's weights are transposed where adapters are not. A folder without config.json, the last, is unfinished.
 #pragma once
 #include "config/finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture
