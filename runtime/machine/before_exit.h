@@ -1,4 +1,4 @@
-// What a process still has to finish where it ends because of an error: one function, which knows what is under way.
+// Holds what a process has to finish where it ends because of an error: one function, which knows what is under way.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 

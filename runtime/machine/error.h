@@ -1,4 +1,4 @@
-// How a user's mistake ends the program: one message on stderr, exit status 2.
+// Ends the program at a user's mistake: one message on stderr, exit status 2.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 

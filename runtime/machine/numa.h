@@ -11,7 +11,7 @@ enum { NUMA_CPUS = 1 << 14 }; // more than Linux can be built for
 struct cpus {
     cpu_set_t sets[NUMA_CPUS / CPU_SETSIZE];
 };
-// What a thread was bound to before numa_bind_thread.
+// Holds what a thread was bound to before numa_bind_thread.
 struct numa_binding {
     struct cpus before;
     bool bound;

@@ -1,6 +1,6 @@
-// What the program says on stdout and stderr. Names of files and hosts, and texts out of files, may hold bytes that act
-// on a terminal: control characters, C1's as UTF-8 too, and bytes that are no UTF-8 are shown as \xNN. Line breaks stay
-// at the end of what is said, and before an indented line, as in a list.
+// Prints what the program says on stdout and stderr. Names of files and hosts, and texts out of files, may hold bytes
+// that act on a terminal: control characters, C1's as UTF-8 too, and bytes that are no UTF-8 are shown as \xNN. Line
+// breaks stay at the end of what is said, and before an indented line, as in a list.
 #pragma once
 #include <stdarg.h>    // va_list
 #include <stddef.h>    // size_t

@@ -19,7 +19,7 @@ static const uint64_t CONTROL_MAX_BYTES = (uint64_t)64 << 20;
 
 // ---- frames over one connection: control_link.c ----
 
-// What a rank is doing. Zeroed: nothing so far.
+// Says what a rank is doing. Zeroed: nothing so far.
 struct control_report {
     uint64_t begun, done;            // collectives of the data path
     uint64_t exchanges;              // exchanges begun, on the control connections

@@ -1,4 +1,4 @@
-// How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered. A
+// Lets the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered. A
 // connection that does not prove that it is of the job (handshake.h) counts for nothing. A rank that ends before all
 // have connected may connect again. Two of the same rank, or ranks that differ on how many there are, make the start
 // fail.
@@ -81,7 +81,7 @@ static void control_drop_ended(struct control *c) {
             control_link_close(&c->links[r]);
 }
 
-static int control_missing(const struct control *c) {
+static int control_num_missing(const struct control *c) {
     int missing = 0;
     for (int r = 1; r < c->ranks; r++)
         missing += c->links[r].socket < 0;
@@ -92,7 +92,7 @@ static int control_missing(const struct control *c) {
 static const char *control_missing_text(const struct control *c, double start_s, struct error_text *error) {
     char who[256] = "";
     int said = 0;
-    const int missing = control_missing(c);
+    const int missing = control_num_missing(c);
     for (int r = 1; r < c->ranks && said < 16; r++)
         if (c->links[r].socket < 0)
             text_add(who, sizeof who, said++ ? ", %d" : "%d", r);
@@ -110,14 +110,14 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
     struct handshake_door *const door = handshake_open(c->listener, &c->key, c->rank, c->ranks);
     const char *problem = door ? NULL : error_format(error, "out of memory");
     control_set_hello(c, &hello);
-    while (!problem && control_missing(c) > 0 && handshake_next(door, &hello, sizeof hello, until_s)) {
+    while (!problem && control_num_missing(c) > 0 && handshake_next(door, &hello, sizeof hello, until_s)) {
         control_drop_ended(c);
         problem = control_admit(c, door, &hello, error);
     }
     if (door)
         handshake_close(door);
     close(c->listener);
-    return problem || control_missing(c) == 0 ? problem : control_missing_text(c, start_s, error);
+    return problem || control_num_missing(c) == 0 ? problem : control_missing_text(c, start_s, error);
 }
 
 // Says hello, and finds whether this job's rank 0 answers, which becomes c->peers[0]; context: the struct control.

@@ -1,4 +1,4 @@
-// What each rank is doing, which one is silent or late, and the line that says why the job ends.
+// Watches what each rank is doing and which one is silent or late, and prints the line that says why the job ends.
 #include <poll.h>   // poll
 #include <stdarg.h> // va_list
 #include <stdio.h>  // vsnprintf

@@ -24,7 +24,7 @@ static const char HANDSHAKE_MAGIC[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
 
 enum handshake_verdict { VERDICT_WELCOME, VERDICT_OTHER_SECRET, VERDICT_REFUSED };
 
-// What the two ends say, in this order and as these bytes. A proof is the HMAC of all bytes before it.
+// The two ends say this, in this order and as these bytes. A proof is the HMAC of all bytes before it.
 struct handshake_challenge {
     char magic[8];
     uint32_t version;
@@ -156,7 +156,8 @@ struct handshake_door *handshake_open(int listener, const struct handshake_key *
     return NULL;
 }
 
-static void handshake_say(const struct handshake_door *d, const struct sockaddr_storage *from, const char *why) {
+static void handshake_print_refusal(const struct handshake_door *d, const struct sockaddr_storage *from,
+                                    const char *why) {
     static const char v4_in_v6[] = "::ffff:";
     char host[SOCKET_ADDRESS_TEXT + SOCKET_HOST] = "?", port[8] = "?";
     getnameinfo((const struct sockaddr *)from, sizeof *from, host, sizeof host, port, sizeof port,
@@ -168,7 +169,7 @@ static void handshake_say(const struct handshake_door *d, const struct sockaddr_
 // Closes a guest's connection, frees its place and counts it; prints why, of the first MAX_LINES.
 static void handshake_turn_away(struct handshake_door *d, struct handshake_guest *guest, const char *why) {
     if (d->turned_away++ < MAX_LINES)
-        handshake_say(d, &guest->from, why);
+        handshake_print_refusal(d, &guest->from, why);
     close(guest->socket);
     guest->socket = -1;
 }

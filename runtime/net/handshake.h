@@ -1,4 +1,4 @@
-// How two ends of a new connection prove to each other that they are of one job, before either believes what the other
+// Lets two ends of a new connection prove to each other that they are of one job, before either believes what the other
 // says or keeps anything of it for longer than a few seconds.
 //   accepting end   challenge: 32 random bytes
 //   joining end     reply: 32 random bytes, its hello, and the HMAC-SHA-256 by the key of all that was said so far
@@ -12,7 +12,7 @@
 
 enum { HANDSHAKE_HELLO = 96 }; // most bytes of a hello
 
-// What all ranks of a job have and nobody else; zeros: none, so that any process may join.
+// All ranks of a job have this and nobody else; zeros: none, so that any process may join.
 struct handshake_key {
     unsigned char job[SHA256_BYTES];    // made by rank 0, for one job, where its ranks have another way to get it
     unsigned char secret[SHA256_BYTES]; // of the user's secret

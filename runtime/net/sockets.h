@@ -25,7 +25,7 @@ struct socket_address {
     int32_t port;
 };
 
-// What a greeting finds at the other end, since a numeric address may mean another host here.
+// Says what a greeting finds at the other end, since a numeric address may mean another host here.
 enum socket_answer { SOCKET_FRIEND, SOCKET_STRANGER, SOCKET_REFUSAL /* that a retry would not change */ };
 typedef enum socket_answer socket_greeting(int socket, void *context, double until_s, struct error_text *error);
 

@@ -74,7 +74,7 @@ struct event_file {
     struct bytes event, summary, value, record;
 };
 
-// Reports the first failure.
+// Prints a warning of a failure to write (error: an errno) if it is the first; later ones are silent.
 static void report_failure(struct event_file *events, int error) {
     if (!events->failed)
         say_warning("%s: cannot be written: %s; the run goes on, steps may be missing in TensorBoard", events->path,

@@ -42,23 +42,26 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// Gets a member that must be present, as do the next five. The outer object owns objects, arrays and strings.
+// *result = a member that must be there, an integer from `least` to below - 1; anything else is an error.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
                             const char *name, struct error_text *error);
 const char *json_get_bool(const json_t *object, const char *key, bool *result, const char *name,
                           struct error_text *error);
+// *result = the text of a member that must be there; `object` owns the text.
 const char *json_get_string(const json_t *object, const char *key, const char **result, const char *name,
                             struct error_text *error);
+// *result = the object that a member is, which must be there; `object` owns it.
 const char *json_get_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error);
+// *result = the array that a member is, which must be there; `object` owns it.
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
 // Whether a member is there and not null, which Hugging Face's files have for what is not set.
 bool json_has(const json_t *object, const char *key);
-// Gets a member that may be absent, as do the next five: *result is then `fallback`, or NULL for objects and arrays.
+// *result = a member as json_get_int takes it, or `fallback` where the member is absent or null.
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);
 const char *json_opt_number(const json_t *object, const char *key, double least, double most, double fallback,
@@ -67,8 +70,10 @@ const char *json_opt_bool(const json_t *object, const char *key, bool fallback, 
                           struct error_text *error);
 const char *json_opt_string(const json_t *object, const char *key, const char *fallback, const char **result,
                             const char *name, struct error_text *error);
+// *result = the object that a member is, which `object` owns; NULL: the member is absent or null.
 const char *json_opt_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error);
+// *result = the array that a member is, which `object` owns; NULL: the member is absent or null.
 const char *json_opt_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 __END_DECLS

@@ -11,8 +11,8 @@
 #include <stdio.h>             // FILE
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// What the casts of a step did to the values of one linear layer, over the layers in FP8 and all ranks: the shares that
-// they limited to the largest number of the format, or made zero, of inputs, weights and gradients of outputs, in this
+// Says what the casts of a step did to the values of one linear layer, over the layers in FP8 and all ranks: the shares
+// that they limited to the format's largest number, or made zero, of inputs, weights and gradients of outputs, in this
 // order. In log.jsonl: "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
 enum { LOG_FP8_OPERANDS = 3 };
 struct log_fp8 {

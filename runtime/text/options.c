@@ -140,7 +140,7 @@ static struct option_word option_word_read(const struct options *options, const 
     return result;
 }
 
-static void options_version(const struct options *options) {
+static void options_print_version(const struct options *options) {
     fputs(options->version, stdout);
     if (options->describe_build)
         options->describe_build();
@@ -155,7 +155,7 @@ static void option_help_or_version(const struct options *options, const char *wo
     else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0)
         options_help(options, next, stdout);
     else if (strcmp(word, "--version") == 0)
-        options_version(options);
+        options_print_version(options);
     else
         return;
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
