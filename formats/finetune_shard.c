@@ -8,7 +8,7 @@ bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes) {
     return data_bytes >= 4 && load_u32(data) == FINETUNE_MAGIC;
 }
 
-static uint64_t finetune_rounded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+static uint64_t finetune_round_up_8(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error) {
@@ -32,8 +32,8 @@ const char *finetune_shard_parse(struct token_file *file, const unsigned char *d
                             "%s: promises %" PRIu64 " rows in %" PRIu64 " bytes; it was cut off, or is damaged: "
                             "copy or make it again",
                             name, rows, file_bytes);
-    const uint64_t tokens = rows * row + 1, bits = finetune_rounded((tokens + 7) / 8);
-    const uint64_t loss = FINETUNE_HEADER_BYTES + finetune_rounded(tokens * width), expected = loss + 2 * bits;
+    const uint64_t tokens = rows * row + 1, bits = finetune_round_up_8((tokens + 7) / 8);
+    const uint64_t loss = FINETUNE_HEADER_BYTES + finetune_round_up_8(tokens * width), expected = loss + 2 * bits;
     if (file_bytes != expected)
         return error_format(error,
                             "%s: is %" PRIu64 " bytes long; expected %" PRIu64 " for the %" PRIu64 " rows of %" PRIu32

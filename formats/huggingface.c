@@ -302,7 +302,7 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
     return NULL;
 }
 
-static const char *huggingface_unknown(const char *type, const char *name, struct error_text *error) {
+static const char *huggingface_refuse_type(const char *type, const char *name, struct error_text *error) {
 #define NAME_ROW(id, model_type, class_name) ", " model_type
     static const char known[] = ARCHITECTURE_ROWS(NAME_ROW);
 #undef NAME_ROW
@@ -322,7 +322,7 @@ static const char *huggingface_read_object(struct huggingface_config *h, const j
     int64_t vocabulary;
     RETURN_PROBLEM(json_get_string(root, "model_type", &type, name, error));
     if (!architecture_find(&h->architecture, type))
-        return huggingface_unknown(type, name, error);
+        return huggingface_refuse_type(type, name, error);
     if (json_has(root, "quantization_config"))
         return error_format(error, "%s: quantization_config is set, which is not supported", name);
     RETURN_PROBLEM(json_get_int(root, "vocab_size", 1, HUGGINGFACE_LARGEST, &vocabulary, name, error));

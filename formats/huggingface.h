@@ -1,4 +1,4 @@
-// config.json of a Hugging Face folder: which architecture a model is, and its options written and read.
+// Reads and writes config.json of a Hugging Face folder: which architecture a model is, and its options.
 // run/tensor_names.cuh does the same for the tensors. Names: transformers' models/*/configuration_*.py. Functions with
 // an `error` return NULL when all is well, else what is wrong, in `error`.
 //

@@ -11,8 +11,8 @@
 enum { MAX_LAYERS = 1 << 16, MAX_WINDOW = 1 << 24 };
 
 // Refuses a flag that is present and not as wanted.
-static const char *read_flag(const json_t *root, const char *key, bool wanted, const char *name,
-                             struct error_text *error) {
+static const char *check_flag(const json_t *root, const char *key, bool wanted, const char *name,
+                              struct error_text *error) {
     bool value;
     const char *problem = json_opt_bool(root, key, wanted, &value, name, error);
     if (!problem && value != wanted)
@@ -20,7 +20,7 @@ static const char *read_flag(const json_t *root, const char *key, bool wanted, c
     return problem;
 }
 // Refuses a member that is present and not null.
-static const char *read_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
+static const char *check_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
@@ -88,9 +88,9 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
                              struct error_text *error) {
     int64_t hidden, heads, inner, ignored;
     RETURN_PROBLEM(set_activation(h, root, "activation_function", "gelu_new", false, name, error));
-    RETURN_PROBLEM(read_flag(root, "scale_attn_weights", true, name, error));
-    RETURN_PROBLEM(read_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
-    RETURN_PROBLEM(read_flag(root, "add_cross_attention", false, name, error));
+    RETURN_PROBLEM(check_flag(root, "scale_attn_weights", true, name, error));
+    RETURN_PROBLEM(check_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
+    RETURN_PROBLEM(check_flag(root, "add_cross_attention", false, name, error));
     RETURN_PROBLEM(read_size(h, root, "n_layer", "num-layers", &ignored, name, error));
     RETURN_PROBLEM(read_size(h, root, "n_embd", "hidden-size", &hidden, name, error));
     RETURN_PROBLEM(read_size(h, root, "n_head", "num-attention-heads", &heads, name, error));
@@ -168,7 +168,7 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
     if (t->windows == WINDOWS_SWITCHED)
         RETURN_PROBLEM(json_opt_bool(root, "use_sliding_window", false, &used, name, error));
     else
-        RETURN_PROBLEM(read_flag(root, "use_sliding_window", used, name, error));
+        RETURN_PROBLEM(check_flag(root, "use_sliding_window", used, name, error));
     if (!used || is_null(root, "sliding_window"))
         return NULL;
     *window = t->window;
@@ -247,11 +247,11 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
         RETURN_PROBLEM(json_opt_bool(root, "attention_bias", qkv, &qkv, name, error));
         proj = qkv;
     } else
-        RETURN_PROBLEM(read_flag(root, "attention_bias", qkv, name, error));
+        RETURN_PROBLEM(check_flag(root, "attention_bias", qkv, name, error));
     if (t->has_mlp_bias)
         RETURN_PROBLEM(json_opt_bool(root, "mlp_bias", mlp, &mlp, name, error));
     else
-        RETURN_PROBLEM(read_flag(root, "mlp_bias", mlp, name, error));
+        RETURN_PROBLEM(check_flag(root, "mlp_bias", mlp, name, error));
     huggingface_add_setting(h, "add-bias-linear=%s", qkv && proj && mlp ? "true" : "false");
     huggingface_add_setting(h, "add-qkv-bias=%s", qkv ? "true" : "false");
     huggingface_add_setting(h, "add-attention-proj-bias=%s", proj ? "true" : "false");
@@ -262,7 +262,7 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
-        return read_absent(root, key, name, error);
+        return check_absent(root, key, name, error);
     return is_null(root, key) || (usual == NO_CAP && !json_has(root, key))
                ? NULL
                : read_number(h, root, key, 1e-6, 1e30, usual, option, name, error);
@@ -361,7 +361,7 @@ static const char *read_activation(struct huggingface_config *h, const json_t *r
 static const char *read_block(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     int64_t layers, hidden, heads, head_dim, ignored;
-    RETURN_PROBLEM(read_flag(root, "use_bidirectional_attention", false, name, error));
+    RETURN_PROBLEM(check_flag(root, "use_bidirectional_attention", false, name, error));
     RETURN_PROBLEM(read_activation(h, root, t, name, error));
     RETURN_PROBLEM(read_size(h, root, "num_hidden_layers", "num-layers", &layers, name, error));
     RETURN_PROBLEM(read_size(h, root, "hidden_size", "hidden-size", &hidden, name, error));

@@ -1,4 +1,4 @@
-// What config.json of one architecture says otherwise than another's: one row of a table for each, which the reader
+// Lists what config.json of one architecture says otherwise than another's: a row of a table for each, which the reader
 // (huggingface_read.c, huggingface_rope.c) and the writer (huggingface_write.c) share.
 #pragma once
 #include "config/config.h"           // struct config
@@ -6,7 +6,7 @@
 #include "runtime/text/json.h"       // config.json as written
 #include "runtime/text/json_parse.h" // config.json as read
 
-// Which layers have a window, and how config.json says so.
+// Says which layers have a window, and how config.json says so.
 enum huggingface_windows {
     WINDOWS_NONE,
     WINDOWS_ALL,      // every layer, unless sliding_window is null

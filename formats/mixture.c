@@ -129,8 +129,8 @@ static void set_weights(struct mixture *mixture, const double *weights) {
         mixture->parts[i].weight /= divisor;
 }
 
-static void parse_one(struct mixture *mixture, const char *text) {
-    mixture->parts[0].pattern = text_copy(text);
+static void set_single_part(struct mixture *mixture, const char *patterns) {
+    mixture->parts[0].pattern = text_copy(patterns);
     mixture->parts[0].weight = 1;
     mixture->count = 1;
 }
@@ -144,7 +144,7 @@ void mixture_parse(struct mixture *mixture, const char *text, const char *option
     const char *at = text;
     char *word = mixture_is_named(text) ? next_word(&at, option) : NULL;
     if (!word)
-        parse_one(mixture, text);
+        set_single_part(mixture, text);
     for (; word; word = next_word(&at, option)) {
         if (mixture->count == MIXTURE_PARTS)
             fail("%s: '%s' mixes more than %d sets; list files of equal weight in one pattern, with commas", option,
@@ -187,7 +187,7 @@ bool mixture_any(const char *text, const char *option, char *path, size_t size) 
     return found;
 }
 
-static uint64_t weights_of(const struct mixture *mixture) {
+static uint64_t weights_sum(const struct mixture *mixture) {
     uint64_t sum = 0;
     for (int i = 0; i < mixture->count; i++)
         sum += mixture->parts[i].weight;
@@ -207,8 +207,8 @@ static int next_part(const struct mixture *mixture, const uint64_t *taken) {
 }
 // taken (count) = the number of samples of each part among the first n of the mixture, less *cycles times its weight:
 // the order repeats after as many samples as the weights' sum. Returns the part of sample n.
-static int take(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
-    const uint64_t all = weights_of(mixture), rest = n % all, parts = (uint64_t)mixture->count;
+static int count_taken(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
+    const uint64_t all = weights_sum(mixture), rest = n % all, parts = (uint64_t)mixture->count;
     // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.
     const uint64_t near = rest > parts ? rest - parts : 0;
     uint64_t left = rest;
@@ -227,16 +227,16 @@ struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sampl
     struct mixture_place place = {0, sample - mixture->first_sample + mixture->parts[0].before};
     if (mixture->count == 1)
         return place;
-    place.part = take(mixture, sample - mixture->first_sample, taken, &cycles);
+    place.part = count_taken(mixture, sample - mixture->first_sample, taken, &cycles);
     const struct mixture_part *part = &mixture->parts[place.part];
     place.sample = part->before + cycles * part->weight + taken[place.part];
     return place;
 }
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample) {
     uint64_t taken[MIXTURE_PARTS], cycles;
-    take(mixture, sample - mixture->first_sample, taken, &cycles);
+    count_taken(mixture, sample - mixture->first_sample, taken, &cycles);
     return mixture->parts[part].before + cycles * mixture->parts[part].weight + taken[part];
 }
 double mixture_share(const struct mixture *mixture, int part) {
-    return (double)mixture->parts[part].weight / (double)weights_of(mixture);
+    return (double)mixture->parts[part].weight / (double)weights_sum(mixture);
 }

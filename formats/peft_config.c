@@ -26,7 +26,7 @@ static const char *const read_keys[] = {"peft_type",
                                         "target_modules",
                                         "init_lora_weights",
                                         "base_model_name_or_path"};
-// Without an effect on what trained adapters compute.
+// These settings have no effect on what trained adapters compute.
 static const char *const idle_keys[] = {
     "auto_mapping",      "revision",   "peft_version",   "inference_mode", "megatron_core",       "layers_pattern",
     "qalora_group_size", "eva_config", "runtime_config", "loftq_config",   "ensure_weight_tying",

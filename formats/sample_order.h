@@ -47,6 +47,7 @@ void sample_order_set_changes(struct sample_order *order, const struct data_chan
 // Sets the changes of a run that is at `sample`, as sample_order_set_changes does. Shards that were added since the
 // last change are used from the first epoch that has not begun.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
+// Finds a sample of the run: *file = its shard, *window = its window of that shard.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
 // Returns the epochs before a sample, from 0 on: *part (unless NULL) is the part of the current epoch, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);

@@ -100,7 +100,8 @@ static bool put_value(FILE *out, const json_t *value) {
     return true;
 }
 
-static void set_default(json_t *object, const char *name, const char *text) {
+// Adds the member `name`, unless it is there: the text, or true where `text` is NULL.
+static void set_if_absent(json_t *object, const char *name, const char *text) {
     if (!json_object_get(object, name))
         json_object_set_new(object, name, text ? json_string(text) : json_true());
 }
@@ -110,16 +111,16 @@ static void settle(json_t *value) {
     json_t *member;
     size_t i;
     if (type && strcmp(type, "ByteLevel") == 0) {
-        set_default(value, "add_prefix_space", NULL);
-        set_default(value, "use_regex", NULL);
+        set_if_absent(value, "add_prefix_space", NULL);
+        set_if_absent(value, "use_regex", NULL);
         json_object_del(value, "trim_offsets"); // of places in the text
     }
     if (type && strcmp(type, "Metaspace") == 0) {
         const bool never = json_is_false(json_object_get(value, "add_prefix_space"));
         if (never) // whatever scheme it has
             json_object_set_new(value, "prepend_scheme", json_string("never"));
-        set_default(value, "prepend_scheme", "always");
-        set_default(value, "split", NULL);
+        set_if_absent(value, "prepend_scheme", "always");
+        set_if_absent(value, "split", NULL);
         json_object_del(value, "add_prefix_space");
         json_object_del(value, "str_rep");
     }
@@ -231,7 +232,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
         json_object_del(model, unused[i]);
     if (model && merges && !json_is_null(merges))
-        set_default(model, "type", "BPE"); // GPT-2's own file has none
+        set_if_absent(model, "type", "BPE"); // GPT-2's own file has none
     json_array_append(list, model);
     static const char *const parts[] = {"normalizer", "pre_tokenizer"};
     for (int i = 0; i < 2; i++)

@@ -44,7 +44,7 @@ static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     work->room = room;
     return NULL;
 }
-static const char *work_put(struct tokenizer_work *work, const int32_t *ids, size_t count) {
+static const char *work_append(struct tokenizer_work *work, const int32_t *ids, size_t count) {
     const char *problem = work_reserve(work, count);
     if (!problem && count) {
         memcpy(work->ids + work->count, ids, count * sizeof *ids);
@@ -73,13 +73,13 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
     if (whole >= 0)
-        return work_put(work, &whole, 1);
+        return work_append(work, &whole, 1);
     if (t->merges == 0)
         return encode_bytes(work, text, bytes);
     size_t known_count;
     const int32_t *known = work->cache ? piece_cache_find(work->cache, text, bytes, &known_count) : NULL;
     if (known)
-        return work_put(work, known, known_count);
+        return work_append(work, known, known_count);
     if (!bpe_work_reserve(&work->bpe, bytes))
         return work_out_of_memory(work, bytes);
     const char *problem = encode_bytes(work, text, bytes);
@@ -182,7 +182,7 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
         i += added->bytes;
         if (done < begin)
             problem = rest(work, text + done, begin - done);
-        problem = problem ? problem : work_put(work, &added->id, 1);
+        problem = problem ? problem : work_append(work, &added->id, 1);
         // Tokens of white space match within what the last one strips: it is not searched again, for each of them.
         if (added->rstrip && stripped < i)
             stripped = spaces_after(text, i, bytes);
@@ -235,7 +235,7 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     size_t count = 0;
     const int32_t *known = work->cache ? piece_cache_find(work->cache, text, bytes, &count) : NULL;
     if (known)
-        return work_put(work, known, count);
+        return work_append(work, known, count);
     const char *problem = work_reserve(work, bytes);
     if (problem)
         return problem;
@@ -266,7 +266,7 @@ static const char *encode_word(struct tokenizer_work *work, const unsigned char 
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
     if (whole >= 0)
-        return work_put(work, &whole, 1);
+        return work_append(work, &whole, 1);
     if (!t->fallback.cuts)
         return encode_characters(work, text, bytes);
     const char *problem = NULL;
@@ -331,11 +331,11 @@ static const char *encode_text(struct tokenizer_work *work, const unsigned char 
     const struct tokenizer_tables *t = work->tables;
     const char *problem = work_reserve(work, 1 + bytes / 4); // not NULL even for an empty text
     if (!problem && add_special_tokens)
-        problem = work_put(work, t->before, (size_t)t->before_count);
+        problem = work_append(work, t->before, (size_t)t->before_count);
     encode_function *rest = !t->ids_by_text ? encode_bytes : t->fallback.on ? encode_fallback : encode_any;
     problem = problem ? problem : encode_added(work, t->added, t->added_raw, text, bytes, rest);
     if (!problem && add_special_tokens)
-        problem = work_put(work, t->after, (size_t)t->after_count);
+        problem = work_append(work, t->after, (size_t)t->after_count);
     return problem;
 }
 

@@ -35,7 +35,7 @@ struct added_token {
     bool lstrip, rstrip, normalized;
 };
 
-// Where a Metaspace puts a mark: before no text, the first stretch of it, or each between added tokens.
+// Says where a Metaspace puts a mark: before no text, the first stretch of it, or each between added tokens.
 enum metaspace_prefix { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS };
 // Byte-fallback BPE: symbols are characters, and the bytes of those that the vocabulary lacks. A mark is U+2581.
 struct tokenizer_fallback {
