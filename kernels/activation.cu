@@ -1,4 +1,4 @@
-// What kernels/activation.cuh declares.
+// Defines what kernels/activation.cuh declares.
 #include "kernels/activation.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
 #include "kernels/amax.cuh"                 // amax_with_packed, amax_merge_block, amax_take
@@ -13,7 +13,9 @@
 // checks the instructions per element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
 enum { ACTIVATION_THREADS = 256 };
 
-DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
+DEVICE_FUNCTION int64_t activation_first_element(void) {
+    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+}
 // Loads a pack in fp32: in one access where WHOLE, else its first `count` elements at any alignment, the others 0.
 template <bool WHOLE> DEVICE_FUNCTION struct packed_floats activation_load(const floatX *from, int64_t count) {
     return packed_to_floats(WHOLE ? packed_load(from) : packed_load_some(from, count));
@@ -47,33 +49,34 @@ static inline dim3 activation_bias_grid(int64_t N, int F) {
 static inline size_t activation_bias_shared_bytes(void) {
     return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
 }
-DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) {
+DEVICE_FUNCTION int64_t activation_bias_end_row(int64_t N) {
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;
 }
 template <bool WHOLE>
 static __global__ void activation_bias_sums_kernel(float *partial, const floatX *din, int64_t N, int F) {
-    const int64_t end = activation_bias_end(N);
+    const int64_t end = activation_bias_end_row(N);
     const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;
     struct packed_floats sums = {};
 #pragma unroll 4 // loads in flight
     for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;
          n += ACTIVATION_WARPS)
-        column_sums_take(&sums, WHOLE ? packed_load(din + n * F + f) : packed_load_some(din + n * F + f, F - f));
+        column_sums_add_pack(&sums, WHOLE ? packed_load(din + n * F + f) : packed_load_some(din + n * F + f, F - f));
     column_sums_of_warps(partial + blockIdx.x * (int64_t)F + strip, sums, F - strip);
 }
-void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, struct device *dev) {
-    if (partial == NULL)
+void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev) {
+    if (bias_partial == NULL)
         return;
-    const bool whole = activation_whole(F, din, NULL, NULL);
+    const bool whole = activation_whole(width, din, NULL, NULL);
     LAUNCH(dev, (whole ? activation_bias_sums_kernel<true> : activation_bias_sums_kernel<false>),
-           activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), partial, din, N, F);
+           activation_bias_grid(N, width), ACTIVATION_THREADS, activation_bias_shared_bytes(), bias_partial, din, N,
+           width);
 }
 
 #define POINTWISE_ACTIVATION(name)                                                                                     \
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n, uint32_t *amax) {           \
-        const int64_t at = activation_first();                                                                         \
+        const int64_t at = activation_first_element();                                                                 \
         struct packed y = {};                                                                                          \
         if (at < n) {                                                                                                  \
             struct packed_floats x = activation_load<WHOLE>(in + at, n - at);                                          \
@@ -103,7 +106,7 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, s
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n,        \
                                                   uint32_t *amax) {                                                    \
-        const int64_t at = activation_first();                                                                         \
+        const int64_t at = activation_first_element();                                                                 \
         struct packed y = {};                                                                                          \
         if (at < n)                                                                                                    \
             y = name##_backward_pack<WHOLE>(din + at, dout + at, in + at, n - at);                                     \
@@ -113,7 +116,7 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, s
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void ACTIVATION_BIAS_BOUNDS name##_backward_sums_kernel(                                         \
         floatX *din, float *partial, const floatX *dout, const floatX *in, int64_t N, int F, uint32_t *amax) {         \
-        const int64_t end = activation_bias_end(N);                                                                    \
+        const int64_t end = activation_bias_end_row(N);                                                                \
         const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;                \
         struct packed_floats sums = {};                                                                                \
         uint32_t largest = 0;                                                                                          \
@@ -121,7 +124,7 @@ void activation_bias_sums(float *partial, const floatX *din, int64_t N, int F, s
              n += ACTIVATION_WARPS) {                                                                                  \
             const struct packed y =                                                                                    \
                 name##_backward_pack<WHOLE>(din + n * F + f, dout + n * F + f, in + n * F + f, F - f);                 \
-            column_sums_take(&sums, y);                                                                                \
+            column_sums_add_pack(&sums, y);                                                                            \
             if (AMAX)                                                                                                  \
                 largest = amax_with_packed(largest, y, F - f);                                                         \
         }                                                                                                              \
@@ -159,7 +162,7 @@ struct packed_gate_up {
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *gate_up, int64_t N, int F,                 \
                                                  uint32_t *amax) {                                                     \
-        const int64_t f = activation_first(), n = activation_row_number();                                             \
+        const int64_t f = activation_first_element(), n = activation_row_number();                                     \
         struct packed y = {};                                                                                          \
         if (f < F && n < N) {                                                                                          \
             struct packed_floats gate = activation_load<WHOLE>(gate_up + n * 2 * F + f, F - f);                        \
@@ -198,7 +201,7 @@ struct packed_gate_up {
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up,         \
                                                   int64_t N, int F, uint32_t *amax) {                                  \
-        const int64_t f = activation_first(), n = activation_row_number();                                             \
+        const int64_t f = activation_first_element(), n = activation_row_number();                                     \
         struct packed_gate_up y = {};                                                                                  \
         if (f < F && n < N)                                                                                            \
             y = name##_backward_pack<WHOLE>(dgate_up, dout, gate_up, n, f, F);                                         \
@@ -208,15 +211,15 @@ struct packed_gate_up {
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_backward_sums_kernel(floatX *dgate_up, float *partial, const floatX *dout,           \
                                                        const floatX *gate_up, int64_t N, int F, uint32_t *amax) {      \
-        const int64_t end = activation_bias_end(N);                                                                    \
+        const int64_t end = activation_bias_end_row(N);                                                                \
         const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;                \
         struct packed_floats gate_sums = {}, up_sums = {};                                                             \
         uint32_t largest = 0;                                                                                          \
         for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;              \
              n += ACTIVATION_WARPS) {                                                                                  \
             const struct packed_gate_up y = name##_backward_pack<WHOLE>(dgate_up, dout, gate_up, n, f, F);             \
-            column_sums_take(&gate_sums, y.gate);                                                                      \
-            column_sums_take(&up_sums, y.up);                                                                          \
+            column_sums_add_pack(&gate_sums, y.gate);                                                                  \
+            column_sums_add_pack(&up_sums, y.up);                                                                      \
             if (AMAX)                                                                                                  \
                 largest = amax_with_packed(amax_with_packed(largest, y.gate, F - f), y.up, F - f);                     \
         }                                                                                                              \
@@ -240,13 +243,13 @@ struct packed_gate_up {
 #else
 
 // Reads din again: on the CPU the model leaves these sums to the wgrad GEMM, which packs dout anyway, and passes NULL.
-void activation_bias_sums(float *partial, const floatX *din, int64_t N, int width, struct device *dev) {
-    if (partial == NULL)
+void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev) {
+    if (bias_partial == NULL)
         return;
 #pragma omp parallel for schedule(static)
     for (int64_t chunk = 0; chunk < activation_bias_chunks(N); chunk++) {
         const int64_t end = (chunk + 1) * ACTIVATION_BIAS_ROWS < N ? (chunk + 1) * ACTIVATION_BIAS_ROWS : N;
-        float *sums = partial + chunk * width;
+        float *sums = bias_partial + chunk * width;
         memset(sums, 0, (size_t)width * sizeof *sums);
         for (int64_t n = chunk * ACTIVATION_BIAS_ROWS; n < end; n++)
 #pragma omp simd

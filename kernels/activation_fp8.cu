@@ -1,4 +1,4 @@
-// What kernels/activation_fp8.cuh declares.
+// Defines what kernels/activation_fp8.cuh declares.
 #include "kernels/activation_fp8.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
 #include "kernels/fp8/tiles.cuh"            // fp8_cast_tiles
@@ -44,7 +44,7 @@ static void activation_cast(struct fp8_cast to, const source &from, int64_t N, i
     fp8_cast_tiles(to, from, N, F, workspace, dev);
 }
 
-// What the sources below read: dout (N, F), NULL in forward; in (N, F), of a gated activation gate and up (N, 2F).
+// The sources below read this: dout (N, F), NULL in forward; in (N, F), of a gated activation gate and up (N, 2F).
 struct activation_arrays {
     const floatX *dout, *in;
     int64_t F;

@@ -1,4 +1,4 @@
-// What kernels/adamw.cuh declares.
+// Defines what kernels/adamw.cuh declares.
 #include "kernels/adamw.cuh"
 #include "kernels/amax.cuh"        // amax_with, amax_take
 #include "kernels/flat_states.cuh" // state_four_load, state_decoded, flat_merge_amaxes
@@ -11,8 +11,8 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
                                             const struct philox_words &random) {
     four<floatX> rounded;
     for (int i = 0; i < 4; i++)
-        rounded.x[i] = adamw_rounds_params(&r) ? parameter_stochastic(value.x[i], random.word[i] & 0xffffu)
-                                               : parameter_rounded(value.x[i]);
+        rounded.x[i] = adamw_params_are_stochastic(&r) ? parameter_stochastic(value.x[i], random.word[i] & 0xffffu)
+                                                       : parameter_rounded(value.x[i]);
     return rounded;
 }
 
@@ -32,13 +32,13 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
         low = four_load(r.remainder + at, count);
     *index = flat_tensor_at_warp(tensors, r.begin + at / STATE_BLOCK * STATE_BLOCK);
     const struct flat_tensor tensor = tensors.rows[*index];
-    count = flat_tensor_count(tensor, r.begin + at, count);
+    count = flat_tensor_clip_count(tensor, r.begin + at, count);
     for (int i = 0; i < 4; i++)
         value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     const bool finite = check == NULL || check->finite;
     if (finite) {
         struct philox_words random = {};
-        if (adamw_rounds(&r))
+        if (adamw_is_stochastic(&r))
             random = rounding_words(tensor_rounding(rounding, tensor, *index, r.begin), at);
         if (check != NULL)
             factors.grad_scale *= check->grad_scale;
@@ -131,7 +131,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
     part.g = narrow ? g_blocks : state_decoded(g_blocks, r->grads_format, g_room, count);
     part.m = narrow ? m_blocks : state_decoded(m_blocks, r->m_format, m_room, count);
     part.v = narrow ? v_blocks : state_decoded(v_blocks, r->v_format, v_room, count);
-    for (int i = 0; i < count && adamw_rounds(r); i += PHILOX_CHUNK)
+    for (int i = 0; i < count && adamw_is_stochastic(r); i += PHILOX_CHUNK)
         rounding_chunk(words + i, rounding, at + i);
     if (part.remainder && narrow)
         adamw_step(part, count, f, true, true);

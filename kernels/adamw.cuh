@@ -93,9 +93,9 @@ HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, co
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
+HOST_DEVICE bool adamw_params_are_stochastic(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }
-HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
-    return adamw_rounds_params(r) || r->v_format == FORMAT_BF16;
+HOST_DEVICE bool adamw_is_stochastic(const struct adamw_range *r) {
+    return adamw_params_are_stochastic(r) || r->v_format == FORMAT_BF16;
 }

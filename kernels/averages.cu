@@ -1,4 +1,4 @@
-// What kernels/averages.cuh declares.
+// Defines what kernels/averages.cuh declares.
 #include "kernels/averages.cuh"
 #include "kernels/four.cuh"         // four_load, four_store, FLAT_THREADS
 #include "kernels/state_format.cuh" // parameter_joined, split_low

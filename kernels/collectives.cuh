@@ -64,6 +64,7 @@ static void collective_wait(struct collectives *c, uint64_t ticket, struct devic
 // *waited_s in which the device waited for them. Some may be of a step that is enqueued already.
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s);
 
+// Returns the bytes that each rank sends in a reduce-scatter or an all-gather of shards of shard_bytes.
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
 }
@@ -164,7 +165,8 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// Returns a copy of list (count), its messages in staging memory from *at on, and advances *at. The caller frees it.
+// Returns a copy of list (count) that points to staging memory from *at on, in which no data is yet; advances *at by
+// the messages' bytes. The caller frees the list.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)

@@ -70,7 +70,8 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-static uint64_t nccl_queue_count(struct nccl_queue *q) {
+// Adds the times of collectives that are done by now; returns how many are still in flight.
+static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
         nccl_queue_measure(q, ++q->finished);
@@ -85,7 +86,7 @@ static uint64_t nccl_queue_count(struct nccl_queue *q) {
 static void nccl_queue_poll(void *argument) {
     struct nccl_queue *const q = (struct nccl_queue *)argument;
     cudaSetDevice(q->device_index); // for this thread, whose queries would otherwise open the first device
-    nccl_queue_count(q);
+    nccl_queue_in_flight(q);
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(q->comm, &error);
     if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress))
@@ -262,7 +263,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_set_poll(q->control, NULL, NULL);
-    nccl_queue_count(q);
+    nccl_queue_in_flight(q);
     nccl_check(NULL, ncclCommDestroy(q->comm));
     for (int i = 0; i < NCCL_EVENTS; i++) {
         cuda_check(cudaEventDestroy(q->started[i]));
@@ -278,7 +279,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // Begins a collective: all enqueued until nccl_queue_end, once fewer than NCCL_EVENTS are in flight. name: outlives it.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
-    while (nccl_queue_count(q) >= NCCL_EVENTS) // the next events are the oldest collective's
+    while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
     control_collective_begun(q->control, name);
     cuda_check(cudaEventRecord(q->ready, dev->stream));
@@ -310,7 +311,7 @@ static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
     cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
 }
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
-    nccl_queue_count(q);
+    nccl_queue_in_flight(q);
     pthread_mutex_lock(&q->mutex);
     *busy_s = q->busy_s;
     *waited_s = q->waited_s;

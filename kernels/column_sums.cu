@@ -1,4 +1,4 @@
-// What kernels/column_sums.cuh declares.
+// Defines what kernels/column_sums.cuh declares.
 #include "kernels/column_sums.cuh"
 
 #ifdef TARGET_CUDA

@@ -13,12 +13,12 @@ __END_DECLS
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
 
-// The first stage: column_sums_take for each pack, then column_sums_of_warps.
+// The first stage: column_sums_add_pack for each pack, then column_sums_of_warps.
 // COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
 enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
 #define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
-DEVICE_FUNCTION void column_sums_take(struct packed_floats *sums, const struct packed &x) {
+DEVICE_FUNCTION void column_sums_add_pack(struct packed_floats *sums, const struct packed &x) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)
         sums->x[i] += to_float(x.x[i]);

@@ -7,7 +7,7 @@
 // loop side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the
 // tests link the same object. Headers without a .cu of their name hold what several ops inline, and the device itself.
 //
-// What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
+// Every op looks like this: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
 // (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are
 // to memory of the device. On the cuda target an op only enqueues (device_synchronize, device_download wait).
 #pragma once

@@ -78,6 +78,7 @@ static const char *device_unavailable_reason(void) {
     return properties.major >= 8 ? "" : "the GPU's compute capability is below 8.0";
 }
 
+// Returns the bytes of the GPU's memory that nobody has allocated now.
 static size_t device_free_bytes(struct device *dev) {
     size_t available = 0, total = 0;
     cuda_check(cudaMemGetInfo(&available, &total));

@@ -1,4 +1,4 @@
-// What kernels/embedding.cuh declares.
+// Defines what kernels/embedding.cuh declares.
 #include "kernels/embedding.cuh"
 #include "kernels/gpu_sizes.cuh"      // embedding_sort_size, gpu_embedding_backward_bytes
 #include "kernels/packed.cuh"         // packed_load_some
@@ -68,7 +68,7 @@ size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev
     return gpu_embedding_backward_bytes(B, T);
 }
 
-// Which row of its table a row of dout is added to: its token's, or where tokens is NULL its position's.
+// Says which row of its table a row of dout is added to: its token's, or where tokens is NULL its position's.
 struct embedding_index {
     const int32_t *tokens;
     struct token_positions positions;
@@ -365,7 +365,7 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
-static void embedding_begin(struct table_gradient table, int C) {
+static void embedding_zero_unless_add(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;
 #pragma omp parallel for schedule(static)
@@ -378,8 +378,8 @@ void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, 
     // Threads share the columns, in ranges of whole cache lines, and each goes through the rows in order: no two add to
     // one place, and sums are the same for any number of threads. More ranges would cost more memory accesses.
     const int64_t rows = (int64_t)B * T;
-    embedding_begin(dwte, C);
-    embedding_begin(dwpe, C);
+    embedding_zero_unless_add(dwte, C);
+    embedding_zero_unless_add(dwpe, C);
     const int shares = dev->threads > 0 ? dev->threads : 1;
     const int columns = ((C + shares - 1) / shares + EMBEDDING_LINE - 1) / EMBEDDING_LINE * EMBEDDING_LINE;
 #pragma omp parallel for schedule(static)

@@ -1,4 +1,4 @@
-// What updates of flat ranges of states share: access to a stored state's elements in fp32, and amaxes of tensors.
+// Holds what updates of flat ranges of states share: access to stored states' elements in fp32, and amaxes of tensors.
 #pragma once
 #include "kernels/amax.cuh"         // amax_larger
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
@@ -54,7 +54,7 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
     struct code_block *block = (struct code_block *)code_block_at(state, at);
     uint32_t largest = 0;
     for (int i = 0; i < 4; i++)
-        largest = i < count ? code_largest(largest, x.x[i]) : largest;
+        largest = i < count ? code_larger_bits(largest, x.x[i]) : largest;
     largest = __reduce_max_sync(0xffffffffu, largest);
     const float scale = format == FORMAT_8BIT ? code_scale(largest) : root_code_scale(largest);
     const float inverse = code_inverse(scale);

@@ -42,7 +42,7 @@ DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int6
     }
     return first;
 }
-DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t at, int count) {
+DEVICE_FUNCTION int flat_tensor_clip_count(const struct flat_tensor &tensor, int64_t at, int count) {
     const int64_t left = tensor.end - at;
     return left >= count ? count : left > 0 ? (int)left : 0;
 }

@@ -7,6 +7,7 @@
 enum { FLAT_THREADS = 256 };
 
 template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
+// Tells the emulator of an access to four elements, whose address and order it checks.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 #ifdef CUDA_EMULATED
     emu_access_global(at, sizeof(four<T>), write);

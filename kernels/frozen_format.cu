@@ -1,4 +1,4 @@
-// What kernels/frozen_format.cuh declares.
+// Defines what kernels/frozen_format.cuh declares.
 #include "kernels/frozen_format.cuh"
 #include "kernels/amax.cuh"          // amax_larger
 #include "kernels/device_memory.cuh" // device_copy
@@ -10,12 +10,12 @@
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols) {
     const int64_t n = rows * cols, word = sizeof(float);
     switch (format) {
-    case FROZEN_FLOATX: return frozen_aligned(n * (int64_t)sizeof(floatX));
+    case FROZEN_FLOATX: return frozen_round_up(n * (int64_t)sizeof(floatX));
     case FROZEN_FP8:
-        return frozen_fp8_codes_bytes(rows, cols) + frozen_aligned(fp8_inverse_count(FP8_128X128, rows, cols) * word);
+        return frozen_fp8_codes_bytes(rows, cols) + frozen_round_up(fp8_inverse_count(FP8_128X128, rows, cols) * word);
     case FROZEN_NF4:
         return frozen_nf4_codes_bytes(n) + frozen_nf4_absmaxes_bytes(n) +
-               frozen_aligned((1 + nf4_absmax_blocks(n)) * word);
+               frozen_round_up((1 + nf4_absmax_blocks(n)) * word);
     }
     return 0;
 }

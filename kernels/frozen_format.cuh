@@ -1,4 +1,4 @@
-// How the frozen weight matrices of linear layers are stored, and read back as floatX before each product.
+// Stores the frozen weight matrices of linear layers, and reads them back as floatX before each product.
 //
 //   FROZEN_FLOATX  as parameters of floatX are
 //   FROZEN_FP8     E4M3 codes and, of each 128 x 128 elements, an fp32 inverse scale, a power of two: fp8/fp8.cuh's
@@ -40,12 +40,12 @@ __END_DECLS
 
 // ---- The parts of what is stored ----
 
-static inline size_t frozen_aligned(int64_t bytes) {
+static inline size_t frozen_round_up(int64_t bytes) {
     return (size_t)(bytes + FROZEN_ALIGNMENT - 1) / FROZEN_ALIGNMENT * FROZEN_ALIGNMENT;
 }
-static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return frozen_aligned(rows * cols); }
-static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_aligned((n + 1) / 2); }
-static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_aligned(nf4_blocks(n)); }
+static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return frozen_round_up(rows * cols); }
+static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_round_up((n + 1) / 2); }
+static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_round_up(nf4_blocks(n)); }
 
 static inline struct fp8_matrix frozen_fp8(const void *stored, int64_t rows, int64_t cols) {
     fp8 *const codes = (fp8 *)(uintptr_t)stored;

@@ -1,4 +1,4 @@
-// What kernels/gradients.cuh declares.
+// Defines what kernels/gradients.cuh declares.
 #include "kernels/gradients.cuh"
 #include "kernels/four.cuh"      // four_load, four_store, FLAT_THREADS
 #include "kernels/gpu_sizes.cuh" // SQUARES_BLOCKS, gpu_squares_bytes
@@ -116,7 +116,7 @@ static __global__ void add_floats_kernel(float *store, const float *in, int64_t 
     if (add)
         before = four_load(store + at, count);
     const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
-    count = flat_tensor_count(tensors.rows[row], begin + at, count);
+    count = flat_tensor_clip_count(tensors.rows[row], begin + at, count);
     for (int i = 0; i < 4 && add; i++)
         sum.x[i] += before.x[i];
     four_store(store + at, sum, count);
@@ -131,7 +131,7 @@ static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t beg
         sum = four_load(store + at, count);
     const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
     const struct flat_tensor tensor = tensors.rows[row];
-    count = flat_tensor_count(tensor, begin + at, count);
+    count = flat_tensor_clip_count(tensor, begin + at, count);
     const struct philox_words random = rounding_words(tensor_rounding(r, tensor, row, begin), at);
     for (int i = 0; i < 4; i++)
         sum.x[i] = bf16_stochastic(more.x[i] + (add ? bf16_to_float(sum.x[i]) : 0.0f), random.word[i] & 0xffffu);

@@ -6,7 +6,7 @@
 #include <math.h>                   // sqrt
 #include <sys/cdefs.h>              // __BEGIN_DECLS
 
-// What the update must know of a step's losses and gradients, in the device's memory: the host need not wait for it.
+// Tells the update what it must know of a step's losses and gradients, on the device: the host need not wait for it.
 struct gradient_check {
     double grad_norm;
     float grad_scale; // of the update: clipping, and the mean over the targets that count

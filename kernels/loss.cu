@@ -1,4 +1,4 @@
-// What kernels/loss.cuh declares.
+// Defines what kernels/loss.cuh declares.
 #include "kernels/loss.cuh"
 #include "kernels/packed_floats.cuh"  // packed_to_floats, packed_store_some
 #include "kernels/ptx.cuh"            // exp2_approx, reciprocal_approx, shared memory

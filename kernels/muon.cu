@@ -1,4 +1,4 @@
-// What kernels/muon.cuh declares.
+// Defines what kernels/muon.cuh declares.
 #include "kernels/muon.cuh"
 #include "kernels/device_memory.cuh" // device_zero
 #include "kernels/flat_states.cuh"   // state_four_load, state_decoded, flat_merge_amaxes
@@ -16,7 +16,7 @@ static __global__ void muon_momentum_kernel(struct muon_momentum_range r, struct
     const bool finite = check == NULL || check->finite;
     const float scale = check == NULL ? 1 : check->grad_scale;
     four<floatX> update = {};
-    count = flat_tensor_count(tensors.rows[row], r.begin + at, count);
+    count = flat_tensor_clip_count(tensors.rows[row], r.begin + at, count);
     for (int i = 0; i < 4 && finite; i++) {
         float u;
         momentum.x[i] = muon_momentum_element(momentum.x[i], g.x[i] * scale, r.mu, rest, r.nesterov, &u);
@@ -49,11 +49,11 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
     const int index = flat_tensor_at_warp(tensors, block);
     int matrix = flat_tensor_at_warp(matrices, block);
     const struct flat_tensor tensor = tensors.rows[index];
-    count = flat_tensor_count(tensor, r.begin + at, count);
+    count = flat_tensor_clip_count(tensor, r.begin + at, count);
     if (check == NULL || check->finite) {
         struct philox_words random = {};
         factors = muon_tensor_factors(factors, &tensor);
-        if (muon_rounds(&r))
+        if (muon_is_stochastic(&r))
             random = rounding_words(tensor_rounding(r.rounding, tensor, index, r.begin), at);
         for (int i = 0; i < 4; i++) {
             while (i < count && matrices.rows[matrix].end <= r.begin + at + i)
@@ -62,8 +62,8 @@ static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_te
                 r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
             const float value =
                 factors.keep * before - factors.lr * matrices.rows[matrix].scale * to_float(factor.x[i]);
-            rounded.x[i] =
-                muon_rounds(&r) ? parameter_stochastic(value, random.word[i] & 0xffffu) : parameter_rounded(value);
+            rounded.x[i] = muon_is_stochastic(&r) ? parameter_stochastic(value, random.word[i] & 0xffffu)
+                                                  : parameter_rounded(value);
             low.x[i] = split_low(value);
         }
         if (r.remainder != NULL)
@@ -144,7 +144,7 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
 static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];
-    for (int64_t i = part; i < end && muon_rounds(r); i += PHILOX_CHUNK)
+    for (int64_t i = part; i < end && muon_is_stochastic(r); i += PHILOX_CHUNK)
         rounding_chunk(words + (i - part), rounding, i - r->begin);
     int row = -1;
     for (int64_t first = part, last; flat_tensors_next(matrices, end, &row, &first, &last); first = last) {

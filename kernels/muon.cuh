@@ -62,6 +62,6 @@ HOST_DEVICE struct muon_factors muon_tensor_factors(struct muon_factors f, const
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
-HOST_DEVICE bool muon_rounds(const struct muon_step_range *r) {
+HOST_DEVICE bool muon_is_stochastic(const struct muon_step_range *r) {
     return sizeof(floatX) < sizeof(float) && !r->remainder;
 }

@@ -1,7 +1,7 @@
-// What kernels/norm.cuh declares.
+// Defines what kernels/norm.cuh declares.
 #include "kernels/norm.cuh"
 #include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
-#include "kernels/column_sums.cuh"   // column_sums_take
+#include "kernels/column_sums.cuh"   // column_sums_add_pack
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/gpu_sizes.cuh"     // gpu_norm_backward_chunks, gpu_residual_backward_chunks
 #include "kernels/norm_rows.cuh"     // row_packs, row_sums, norm_groups_reduce, norm_reduce_kernel
@@ -31,7 +31,7 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
 enum { NORM_FORWARD_SLOTS = 3 };
 
 // Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
-// bits. All threads of the row call. Returns the largest magnitude of the thread's part of out; 0 without AMAX.
+// bits. All threads of the row call. Returns the largest fp8_magnitude of the thread's part of out; 0: no AMAX.
 template <int THREADS, int PACKS, bool AMAX>
 DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                           const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
@@ -428,7 +428,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
                     break;
                 const struct packed value = residual_backward_pack(packed_to_floats(d[r]), scale, dropout, at);
                 packed_store_some(ddelta + at, value, C - c);
-                column_sums_take(&sums, value);
+                column_sums_add_pack(&sums, value);
             }
         }
     }

@@ -123,7 +123,7 @@ int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) {
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_norm_backward_bytes(N, C);
-    return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
+    return (size_t)(norm_backward_runs(N) * 2 * norm_padded_columns(C)) * sizeof(float);
 }
 
 // sums[c] += the sum over the rows of x (rows, C), which the nearest cache still holds; sums NULL: does nothing.
@@ -136,7 +136,7 @@ static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, 
 }
 
 // Does norm_backward for `rows` <= NORM_ROWS rows, without the amax: dweight_sum += dout * y, dbias_sum += dout, each
-// of norm_sum_columns(C) floats. residual NULL: 0.
+// of norm_padded_columns(C) floats. residual NULL: 0.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
                                       const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                                       const float *rstd, int C, struct norm_options options, const int rows) {
@@ -185,7 +185,7 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
 void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
                    const floatX *dout, const floatX *x, const floatX *weight, const float *mean, const float *rstd,
                    int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev) {
-    const int64_t runs = norm_backward_runs(N), columns = norm_sum_columns(C);
+    const int64_t runs = norm_backward_runs(N), columns = norm_padded_columns(C);
     float *sums = (float *)workspace; // (runs, 2, columns)
 #pragma omp parallel for schedule(static)
     for (int64_t run = 0; run < runs; run++) {

@@ -1,4 +1,4 @@
-// Which norm a model has.
+// Says which norm a model has.
 #pragma once
 #include "kernels/device.cuh" // HOST_DEVICE
 #include <stdbool.h>          // bool

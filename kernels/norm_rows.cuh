@@ -137,7 +137,7 @@ static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_R
 // Columns of a cache line: a run's row of sums is padded to whole lines, and so to whole vectors.
 enum { NORM_SUM_COLUMNS = 16 };
 
-static inline int64_t norm_sum_columns(int C) {
+static inline int64_t norm_padded_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }
 

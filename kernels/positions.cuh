@@ -8,7 +8,7 @@ HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
     return (starts ? starts[r / t] : 0) + (int64_t)(r % t);
 }
 
-// What the tokens' positions are made from. starts: (B) of the sequences' first tokens; NULL: 0. document_starts: (B,
+// The tokens' positions are made from this. starts: (B) of the sequences' first tokens; NULL: 0. document_starts: (B,
 // T) the row of its sequence at which a token's document begins, at position 0; NULL: positions are not reset.
 struct token_positions {
     const int32_t *starts, *document_starts;

@@ -1,4 +1,4 @@
-// What kernels/qk_norm.cuh declares.
+// Defines what kernels/qk_norm.cuh declares.
 #include "kernels/qk_norm.cuh"
 #include "kernels/gpu_sizes.cuh" // gpu_qk_norm_backward_bytes
 #include "kernels/norm_rows.cuh" // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
@@ -345,17 +345,17 @@ void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *
     }
 }
 
-static inline int64_t qk_norm_sum_columns(struct qk_rows rows) {
-    return norm_sum_columns(rows.q_width) + norm_sum_columns(rows.k_width);
+static inline int64_t qk_norm_padded_columns(struct qk_rows rows) {
+    return norm_padded_columns(rows.q_width) + norm_padded_columns(rows.k_width);
 }
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_qk_norm_backward_bytes(N, shape);
-    return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
+    return (size_t)(norm_backward_runs(N) * qk_norm_padded_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
-// Does backward for `rows` <= NORM_ROWS rows of C elements: d becomes dx, dweight_sum (norm_sum_columns(C)) += dout *
-// y. Prefetches the next token's rows, `ahead` elements further, which the hardware's prefetchers miss.
+// Does backward for `rows` <= NORM_ROWS rows of C elements: d becomes dx, dweight_sum (norm_padded_columns(C)) +=
+// dout * y. Prefetches the next token's rows, `ahead` elements further, which the hardware's prefetchers miss.
 ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int C, bool one_plus, int64_t ahead, const int rows) {
     const vec offset = vec_set(norm_weight_offset(one_plus));
@@ -397,8 +397,8 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
                       const float *rstd, int64_t N, struct qk_norm_shape shape, bool add, void *workspace,
                       struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
-    const int64_t runs = norm_backward_runs(N), columns = qk_norm_sum_columns(rows),
-                  q_columns = norm_sum_columns(rows.q_width);
+    const int64_t runs = norm_backward_runs(N), columns = qk_norm_padded_columns(rows),
+                  q_columns = norm_padded_columns(rows.q_width);
     const int q = rows.q_rows * rows.q_width;
     float *sums = (float *)workspace; // (runs, columns)
 #pragma omp parallel for schedule(static)

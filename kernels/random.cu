@@ -1,4 +1,4 @@
-// What kernels/random.cuh declares.
+// Defines what kernels/random.cuh declares.
 #include "kernels/random.cuh"
 
 #ifdef TARGET_CUDA

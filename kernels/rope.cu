@@ -1,4 +1,4 @@
-// What kernels/rope.cuh declares.
+// Defines what kernels/rope.cuh declares.
 #include "kernels/rope.cuh"
 #include "kernels/amax.cuh"           // amax_merge_rows, amax_merge_warp
 #include "kernels/packed.cuh"         // packed_load_some
@@ -25,7 +25,7 @@ template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct p
         packed_store_some(to, x, count);
 }
 // Rotates this thread's packs of `rows` tokens, in the first `heads` of row_heads heads. WHOLE: D/2 is a multiple of
-// PACK, and the arrays are aligned to 16 bytes. Returns the largest magnitude stored, or read of v; 0 without AMAX.
+// PACK, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0: no AMAX.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {

@@ -6,7 +6,7 @@
 #include <stdint.h>  // int64_t
 #include <string.h>  // memset
 
-// With w = theta^(-2i/R) the frequency of pair i < R/2 without scaling, R = rotary_dims:
+// The frequency of pair i < R/2, R = rotary_dims, where w = theta^(-2i/R) is the frequency without scaling:
 enum rope_scaling {
     ROPE_UNSCALED, // w
     ROPE_LINEAR,   // w / factor: position interpolation (Chen et al. 2023)

@@ -81,7 +81,7 @@ static __device__ const float device_root_code_magnitudes[ROOT_CODE_LAST + 1] = 
 #endif
 
 // Returns the larger of `largest` and |x|, as bits, which compare as the magnitudes do.
-HOST_DEVICE uint32_t code_largest(uint32_t largest, float x) {
+HOST_DEVICE uint32_t code_larger_bits(uint32_t largest, float x) {
     const uint32_t bits = float_bits(x) & 0x7fffffffu;
     return bits > largest ? bits : largest;
 }

@@ -1,4 +1,4 @@
-// How a state of the training is stored for each parameter: gradients, moments, master weights.
+// Says how a state of the training is stored for each parameter: gradients, moments, master weights.
 //
 // A stored state is a run of blocks of STATE_BLOCK elements, each of state_block_bytes. Blocks never depend on ranks or
 // on what is offloaded: ranges that are updated, sharded or copied begin at whole blocks (TENSOR_ALIGNMENT).
@@ -131,11 +131,11 @@ static inline void state_decode_block(float *out, const void *block, enum state_
                                      : "remainders of master weights are no numbers without their parameters");
 }
 
-static inline uint32_t values_largest(const float *values, int count) {
+static inline uint32_t values_largest_bits(const float *values, int count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < count; i++)
-        largest = code_largest(largest, values[i]);
+        largest = code_larger_bits(largest, values[i]);
     return largest;
 }
 // Encodes values (count) as a block's first elements; the others stay. Ends the program for FORMAT_REMAINDER and _NONE.
@@ -151,7 +151,7 @@ static inline void state_encode_block(void *block, const float *values, enum sta
             rounded[i] = bf16_from_float(values[i]);
         return;
     case FORMAT_8BIT:
-        scale = code_scale(values_largest(values, count));
+        scale = code_scale(values_largest_bits(values, count));
         inverse = code_inverse(scale);
         coded->scale = scale;
 #pragma omp simd
@@ -159,7 +159,7 @@ static inline void state_encode_block(void *block, const float *values, enum sta
             coded->codes[i] = code_of(values[i], inverse);
         return;
     case FORMAT_8BIT_ROOT:
-        scale = root_code_scale(values_largest(values, count));
+        scale = root_code_scale(values_largest_bits(values, count));
         inverse = code_inverse(scale);
         coded->scale = scale;
 #pragma omp simd

@@ -75,14 +75,14 @@ static inline void segments_op_end(struct device *dev) {
         dev->segments->depth--;
 }
 
-static void segments_misused(const char *how) {
+static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
 // Returns the segment at hand, a new one while segments are recorded. Aborts past the last; no memory ends the program.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
-        segments_misused("recorded work is enqueued again with more segments than were recorded");
+        segments_abort("recorded work is enqueued again with more segments than were recorded");
     if (s->at == s->capacity) {
         s->capacity = 2 * s->capacity + 16;
         s->list = (struct work_segment *)realloc(s->list, (size_t)s->capacity * sizeof *s->list);
@@ -103,7 +103,7 @@ static void segment_enqueue(struct work_segments *s, struct device *dev) {
                  "again with --cuda-graphs=false, or with a lower --memory-budget where memory was short");
         segment->ops = s->ops;
     } else if (segment->ops != s->ops)
-        segments_misused("recorded work is enqueued again with other ops between two collectives or transfers");
+        segments_abort("recorded work is enqueued again with other ops between two collectives or transfers");
     graph_launch(&segment->work, dev);
     s->at++;
     s->ops = 0;
@@ -113,7 +113,7 @@ static inline void segments_cut(struct device *dev) {
     if (!s)
         return;
     if (s->depth > 0)
-        segments_misused("a collective or a transfer within an op of recorded work");
+        segments_abort("a collective or a transfer within an op of recorded work");
     if (s->ops > 0)
         segment_enqueue(s, dev);
 }
@@ -123,7 +123,7 @@ static void segments_end(struct device *dev) {
         return;
     segments_cut(dev);
     if (s->at != s->count)
-        segments_misused("recorded work is enqueued again with fewer segments than were recorded");
+        segments_abort("recorded work is enqueued again with fewer segments than were recorded");
     s->recorded = true;
     dev->segments = NULL;
 }

@@ -28,7 +28,7 @@
 #define FLASH_SLACK_LOG2 8.0f
 #define FLASH_LOWEST (-0x1p127f)
 
-// What a strip of queries carries from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
+// A strip of queries carries this from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
 struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;

@@ -1,4 +1,4 @@
-// How attention's backward on the CPU is cut into units of work (attention/cpu.cu, and in FP8 fp8/attention_cpu.cu).
+// Cuts attention's backward on the CPU into units of work (attention/cpu.cu, and in FP8 fp8/attention_cpu.cu).
 // A unit is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by tile; the
 // runs are cut so that their visible areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in fp32 in a
 // place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the segments.
@@ -15,11 +15,12 @@ static inline int flash_segments(const struct flash *f) {
     return (int)(wanted < pairs ? wanted : pairs);
 }
 // The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group.
-// With one segment there are no cuts; with several there are at most FLASH_UNITS - 1 sequences.
+// `first` is not set where there is one segment; where there are several, there are at most FLASH_UNITS - 1 sequences.
 struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
 };
+// Fills *cuts, so that a KV head's segments have about the same visible area.
 static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
     cuts->segments = flash_segments(f);
     cuts->pairs = f->tiles * f->group;

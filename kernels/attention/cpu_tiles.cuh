@@ -51,8 +51,8 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) {
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-static inline int flash_queries_count(const struct flash *f, int first, int strips) {
-    const int rest = f->shape.T - first * BLOCK;
+static inline int flash_queries_count(const struct flash *f, int first_strip, int strips) {
+    const int rest = f->shape.T - first_strip * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
 // Returns the packed blocks of panel `panel` of the KV head at `place`: a place has the room of one KV head.
@@ -110,6 +110,7 @@ struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
 };
+// Fills *sight for `strips` strips of queries of sequence b, from strip `first` on.
 static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
     for (int s = 0; s < strips; s++) {
         sight->begin[s] = flash_begin(f, b, first + s);

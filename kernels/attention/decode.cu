@@ -1,4 +1,4 @@
-// What kernels/attention/decode.cuh declares.
+// Defines what kernels/attention/decode.cuh declares.
 #include "kernels/attention/decode.cuh"
 #include "kernels/packed.cuh" // packed_load_some, packed_store_some
 #include "kernels/ptx.cuh"    // shared memory, exp2_approx
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
                             const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t head = blockIdx.x, b = head / H, h = head % H, kv_head = b * Hkv + h / (H / Hkv);
-    const int count = decode_count(positions, b, capacity);
+    const int count = decode_num_keys(positions, b, capacity);
     const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_SLICE;
     struct decode_slice q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
     for (int i = 0; i < DECODE_SLICE; i++)
@@ -264,7 +264,7 @@ void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const 
     for (int64_t i = 0; i < (int64_t)shape.B * H; i++) {
         const int64_t b = i / H, h = i % H, at = (b * Hkv + h / (H / Hkv)) * capacity * D;
         decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at,
-                    decode_count(positions, b, capacity), shape);
+                    decode_num_keys(positions, b, capacity), shape);
     }
 }
 

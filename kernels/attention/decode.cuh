@@ -40,7 +40,7 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);
     return position < end && position >= end - capacity ? position % capacity : -1;
 }
-HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) {
+HOST_DEVICE int decode_num_keys(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }
 // Returns the factor of q k in a score in units of ln 2; with a softcap, its factor in the argument of decode_cap.

@@ -1,5 +1,5 @@
-// What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a
-// warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
+// Holds what forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of
+// a warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
 #pragma once
 #include "kernels/device.cuh"      // floatX
 #include "kernels/packed.cuh"      // PACK, packed_check
@@ -8,7 +8,7 @@
 #include "kernels/vector_math.cuh" // LOG2E
 #include <stdint.h>                // int32_t
 
-// Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+// Says which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
 enum flash_scores {
     FLASH_CAUSAL, // a query sees every key up to its own position
     FLASH_SPANS,  // a query sees its keys from first_key on
@@ -58,7 +58,7 @@ template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments
     return plan::PADDED ? a.head_dim : plan::D;
 }
 
-// Where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
+// Says where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
 struct head_views {
     const floatX *q, *k, *v;
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
@@ -81,7 +81,7 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 
 // --- Elements -----------------------------------------------------------------------------------------------------
 
-// What depends on the type of the elements. ELEMENT: its bytes. STEP: the depth of one mma, two units of 16 bytes, so
+// These depend on the type of the elements. ELEMENT: its bytes. STEP: the depth of one mma, two units of 16 bytes, so
 // that operands lie in the same units for either type.
 static constexpr bool FP32 = sizeof(floatX) == 4;
 static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
@@ -362,7 +362,7 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
 
 // left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16: rounded.
 // fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7, since a lane holds columns 2t and 2t + 1 where the operand has t and t + 4.
-// In the emulator gcc would merge instances of different N, and warn of the larger one's bounds, if they were calls.
+// It is inlined because in the emulator gcc would merge instances of different N, and warn of the larger one's bounds.
 template <int M, int N>
 __attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// What every build knows of attention by wgmma: whether a GPU takes it, and its sizes. Without it, calls fail.
+// Says what every build knows of attention by wgmma: whether a GPU takes it, and its sizes. Without it, calls fail.
 #include "kernels/attention/flash.cuh" // the prototypes
 #include "kernels/gpu_sizes.cuh"       // gpu_sm90_unavailable_reason, gpu_sm90_backward_bytes
 

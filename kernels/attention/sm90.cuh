@@ -1,4 +1,4 @@
-// What forward and backward of flash attention for Hopper (sm_90a) share. bf16 in and out, sums in fp32. Attention is
+// Holds what forward and backward of flash attention for Hopper (sm_90a) share: bf16 with sums in fp32. Attention is
 // causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed
 // beside other implementations. The policy of these files:
 // - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
@@ -111,9 +111,8 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
         tma_store_4d(map, tile + (uint32_t)((c * 64 + row) * layout::SPAN), c * layout::COLUMNS, head, first + row, b);
 }
 
-// Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column 8
-// (i / 4) + i % 2 + sm90_column().
-
+// Returns this thread's first row of a warpgroup's 64. Element i of its accumulators is at row 8 (i / 2 % 2) +
+// sm90_row() and column 8 (i / 4) + i % 2 + sm90_column().
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
@@ -124,8 +123,8 @@ DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 
         largest = amax_larger(largest, amax_larger(words.x[i] << 16 & 0x7fff0000u, words.x[i] & 0x7fff0000u));
     return largest;
 }
-// Returns the largest magnitude in this lane's part of the warp's first `left` rows of a tile of 64, as sm90_put_rows
-// has stored them; amax_merge_warp joins lanes. Taken from the accumulators, it made the loop before up to 7 % longer.
+// Returns the bits of the largest magnitude in this lane's part of the warp's first `left` rows of a tile of 64, where
+// sm90_put_rows stored them; amax_merge_warp joins lanes. From accumulators, it made the loop before up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;

@@ -721,7 +721,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait_read<0>();
 }
 
-template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) { // one thread calls
+template <class plan> DEVICE_FUNCTION void sm90_backward_init_barriers(uint32_t shared) { // one thread calls
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
     mbarrier_init(shared + plan::KEYS_FULL_AT, 1);
@@ -750,7 +750,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         tma_prefetch_map(&a.q);
         tma_prefetch_map(&a.v);
         tma_prefetch_map(&a.dout);
-        sm90_backward_open<plan>(shared);
+        sm90_backward_init_barriers<plan>(shared);
     } else if (threadIdx.x == 128) {
         tma_prefetch_map(&a.dk);
         tma_prefetch_map(&a.dv);

@@ -85,9 +85,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
-// sm90_backward_row and sm90_backward_column are sm90_row and sm90_column without signed divisions, parts of which
-// ptxas would keep in registers throughout the products' loop.
-
+// Returns sm90_row(), as sm90_backward_column() returns sm90_column(), without signed divisions, parts of which ptxas
+// would keep in registers throughout the products' loop.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 

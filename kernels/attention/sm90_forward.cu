@@ -147,7 +147,7 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
     wgmma_commit();
 }
 
-// What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
+// Says what hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
 // first_key; only first_key, where each row has seen a key of an earlier tile.
 enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
 // The last and, with spans, first key that the thread's two rows see, less the tile's first key and sm90_column().

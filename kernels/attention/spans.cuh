@@ -1,6 +1,6 @@
 // The tables first_key and last_query of struct attention_shape: which keys each query sees, and which queries see each
 // key, where documents do not see each other or a window ends what a query sees.
-// With document(t) the row at which t's document begins and W the window, a query at t sees the keys
+// Let document(t) be the row at which t's document begins and W the window: a query at t sees the keys
 // max(document(t), t - W + 1) to t, and a key at t is seen by the queries up to min(end of t's document, t + W - 1).
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device

@@ -48,7 +48,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
-static inline size_t unfused_rows_bytes(const struct unfused *u) {
+static inline size_t unfused_slot_rows_bytes(const struct unfused *u) {
     return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
 // The number of rows or columns of a strip or panel that lie before T.
@@ -77,7 +77,7 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
 }
 
-// Returns where the keys from `first` on begin in a panel.
+// Returns the index within a panel, 0 to BLOCK - 1, of its first key that is not before key `first`.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
@@ -215,7 +215,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
         return 0;
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
-    return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_rows_bytes(&u);
+    return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slot_rows_bytes(&u);
 }
 
 // Packs `heads` heads of rows as right operands, to x, and their transposes, to `transposed`; either may be NULL.
@@ -370,7 +370,7 @@ size_t unfused_backward_workspace_bytes(struct attention_shape shape, const stru
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return unfused_matrix_bytes(shape) + (shape.softcap > 0 ? 3 : 2) * unfused_packed_bytes(&u, u.Hkv) +
-           2 * unfused_packed_bytes(&u, u.H) + unfused_rows_bytes(&u);
+           2 * unfused_packed_bytes(&u, u.H) + unfused_slot_rows_bytes(&u);
 }
 
 void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
@@ -384,7 +384,7 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
     u.dout = u.q + unfused_packed_bytes(&u, u.H);
     u.rows = (float *)(u.dout + unfused_packed_bytes(&u, u.H));
     if (shape.softcap > 0)
-        u.score_k = (char *)u.rows + unfused_rows_bytes(&u);
+        u.score_k = (char *)u.rows + unfused_slot_rows_bytes(&u);
     unfused_pack(&u, u.k, u.score_k, qkv + (int64_t)u.H * u.D, u.qkv_stride, u.Hkv);
     unfused_pack(&u, NULL, u.v, qkv + (int64_t)(u.H + u.Hkv) * u.D, u.qkv_stride, u.Hkv);
     unfused_pack(&u, u.q, NULL, qkv, u.qkv_stride, u.H);

@@ -99,7 +99,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.dropout = dropout;
     return u;
 }
-// Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+// Says which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
 enum unfused_scores {
     UNFUSED_CAUSAL, // a query sees every key up to its own position
     UNFUSED_SPANS,  // a query sees its keys from first_key on

@@ -6,7 +6,7 @@
 // reference of the cuDNN graph library ("Backend API", docs.nvidia.com/deeplearning/cudnn) and the headers
 // cudnn_graph_v9.h of 9.19, 9.26 and 9.28, whose values were compared with these.
 //
-// How the API is used. A descriptor is made of a type, given attributes one at a time, finalized, and read-only from
+// The API is used so: a descriptor is made of a type, given attributes one at a time, finalized, and read-only from
 // then on; finalizing checks it and says what is wrong by its status and cudnnGetLastErrorString. An attribute's value
 // is an array of `count` elements of the type that is named with it:
 //   BOOLEAN                          bool, one byte

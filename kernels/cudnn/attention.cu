@@ -1,4 +1,4 @@
-// What kernels/cudnn/attention.cuh declares; in a build for fp32 or the CPU, stand-ins that refuse.
+// Defines what kernels/cudnn/attention.cuh declares; in a build for fp32 or the CPU, stand-ins that refuse.
 #include "kernels/cudnn/attention.cuh"
 #include "kernels/cudnn/attention_rules.cuh" // fused_refuses, fused_planned_bytes
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)

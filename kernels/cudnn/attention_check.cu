@@ -20,7 +20,7 @@ static const double FUSED_CHECK_DISTANCE = 1.0 / 32;
 // distances of output, dQ, dK and dV in the emulator. A scale that is wrong by a tenth is more than each of them.
 static const double FP8_CHECK_DISTANCES[] = {0.06, 0.12, 0.12, 0.1};
 
-// What forward and backward read and write, on the GPU.
+// Holds what forward and backward read and write, on the GPU.
 struct fused_check {
     struct attention_shape shape;
     struct dropout dropout; // none
@@ -31,7 +31,7 @@ struct fused_check {
     float *lse;
     void *workspace;
 };
-// What forward and backward give, on the host.
+// Holds what forward and backward give, on the host.
 struct fused_results {
     floatX *out, *dqkv;
 };
@@ -223,7 +223,7 @@ void fused_check(char *reason, size_t size, struct attention_shape like, bool an
 
 // ---- in FP8 ----
 
-// What FP8 attention reads and writes beside a fused_check, on the GPU.
+// Holds what FP8 attention reads and writes beside a fused_check, on the GPU.
 struct fp8_check {
     struct fused_check c; // qkv and dout: what the codes hold
     struct fp8_attention a;

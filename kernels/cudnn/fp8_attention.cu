@@ -1,4 +1,4 @@
-// What kernels/fp8/attention.cuh declares of FP8 attention itself, on a GPU: cuDNN's graphs (cudnn/fp8_graphs.cuh).
+// Defines FP8 attention itself, of kernels/fp8/attention.cuh, on a GPU: by cuDNN's graphs (cudnn/fp8_graphs.cuh).
 //
 // cuDNN reads scales and descales from the device's memory, and writes amaxes there. The scales of the model's tensors
 // are members of struct fp8_scale. P's scale, which never changes, and the amaxes as cuDNN writes them lie in the

@@ -49,7 +49,7 @@ struct fp8_attention {
     struct fp8_scale *scales[FP8_ATTENTION_TENSORS]; // in device memory; [FP8_ATTENTION_DOUT] on: NULL unless `full`
     struct fp8_scale *out;                           // O's
 };
-// What decides whether FP8 attention can be computed, beside the shape.
+// Decides, beside the shape, whether FP8 attention can be computed.
 struct fp8_attention_demands {
     bool full;      // backward too
     bool delayed;   // outputs_in_fp8

@@ -16,8 +16,8 @@
 #define P_SCALE_LOG2 8.0f
 enum { KEPT_PANELS = 64 }; // 256 KB of scores; a multiple of FLASH_PANELS
 
-// What a run of forward or backward makes. Results need scales that are known; without a history they are made of the
-// amaxes of runs that make nothing else: dS's, by which dQ, dK and dV are made, then theirs.
+// Says what a run of forward or backward makes. Results need scales that are known; without a history these are made of
+// the amaxes of runs that make nothing else: dS's, by which dQ, dK and dV are made, then theirs.
 enum fp8_run { RUN_DS_AMAX, RUN_OUTPUT_AMAXES, RUN_RESULT };
 
 // A call. Factors are what sums of products of codes' values are multiplied by.

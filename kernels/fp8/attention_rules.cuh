@@ -1,5 +1,5 @@
-// Rules of FP8 attention by cuDNN that need no library: what a GPU and the library's version take, and what a plan of
-// memory counts for it. Host arithmetic, compiled into every build, so that a build without CUDA plans a GPU's memory.
+// States the rules of FP8 attention by cuDNN that need no library: what GPU and version take, and what a plan of memory
+// counts for it. All is host arithmetic, compiled into every build, so that a build without CUDA plans a GPU's memory.
 #pragma once
 #include "kernels/fp8/attention.cuh" // struct fp8_attention_demands
 #include <stdint.h>                  // SIZE_MAX

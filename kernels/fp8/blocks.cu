@@ -1,4 +1,4 @@
-// What kernels/fp8/blocks.cuh declares.
+// Defines what kernels/fp8/blocks.cuh declares.
 #include "kernels/fp8/blocks.cuh"
 #include "kernels/amax.cuh"        // amax_larger, amax_with
 #include "kernels/column_sums.cuh" // column_sums
@@ -64,7 +64,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     return amax;
 }
 
-// Returns where a warp's word of column 8 `group` + i lies: four columns of all groups, then the other four, so that
+// Returns the index of a warp's word of column 8 `group` + i: four columns of all groups, then the other four, so that
 // neither 16-byte accesses of groups side by side nor words of columns in this order meet a bank twice.
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
@@ -90,7 +90,7 @@ DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blo
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_SUMS, sums);
 }
-// Stores in shared memory the largest magnitudes of columns over the warp's 16 rows. All lanes call.
+// Stores in shared memory the bits of columns' largest magnitudes over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float amaxes[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -109,7 +109,7 @@ DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
         sum += load_shared_float(shared + FP8_BLOCKS_SUMS + (warp * FP8_BLOCK + threadIdx.x) * 4);
     return sum;
 }
-// Returns the largest magnitude of column fp8_blocks_column(threadIdx.x) of the tile, of all warps.
+// Returns the bits of the largest magnitude of column fp8_blocks_column(threadIdx.x) of the tile, over the warps.
 DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     uint32_t amax = 0;
 #pragma unroll
@@ -117,7 +117,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
         amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
     return amax;
 }
-// Returns the tile's largest magnitude. All threads of the block call.
+// Returns the bits of the tile's largest magnitude, in every thread. All threads of the block call.
 DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
     EACH_FP8(r) amax = amax_larger(amax, fp8_blocks_row_amax(rows[r]));

@@ -1,4 +1,4 @@
-// What kernels/fp8/scales.cuh declares.
+// Defines what kernels/fp8/scales.cuh declares.
 #include "kernels/fp8/scales.cuh"
 #include "kernels/ptx.cuh"    // shared memory
 #include "kernels/reduce.cuh" // lanes_max
@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
     const int i = (int)blockIdx.x, thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int chunk = FP8_SCALES_THREADS * FP8_HISTORY_EACH;
     const bool finite = check->finite != 0;
-    const float newest = fp8_float_of(scales[i].step_amax);
+    const float newest = fp8_float_from_bits(scales[i].step_amax);
     float *entries = history + (int64_t)i * delay.length;
     float largest = 0;
     for (int begin = (delay.length - 1) / chunk * chunk; finite && begin >= 0; begin -= chunk) {
@@ -129,7 +129,7 @@ void fp8_scales_update(struct fp8_scale *scales, float *history, struct gradient
     const bool finite = check->finite != 0;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < n; i++) {
-        const float newest = fp8_float_of(scales[i].step_amax);
+        const float newest = fp8_float_from_bits(scales[i].step_amax);
         float largest = 0;
         if (finite)
             largest = fp8_history_enter(history + (int64_t)i * delay.length, delay.length, newest);

@@ -1,11 +1,11 @@
-// The scales of a model's FP8 tensors over a step: collected amaxes, and delayed scales by their history.
+// Keeps the scales of a model's FP8 tensors over a step: collects amaxes, and makes delayed scales of their history.
 #pragma once
 #include "kernels/adamw.cuh"   // struct gradient_check
 #include "kernels/fp8/fp8.cuh" // struct fp8_scale
 #include <math.h>              // ldexpf
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin, by
+// The history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin, by
 // the largest of the last `length` steps' amaxes or, if most_recent, by the last step's.
 struct fp8_delay {
     int length; // steps; 0: scales are not delayed
@@ -13,7 +13,7 @@ struct fp8_delay {
     bool most_recent;
 };
 
-// What n scales are of. Scale i < linears is of a linear layer's input, weight or gradient where i % 3 is 0, 1 or 2
+// The order of n scales: scale i < linears is of a linear layer's input, weight or gradient where i % 3 is 0, 1 or 2
 // (enum fp8_operand in model/fp8.cuh). Behind these come attention's: of gradients from `attention_gradients` on.
 struct fp8_scales_order {
     int linears, attention_gradients;
@@ -21,8 +21,8 @@ struct fp8_scales_order {
 };
 
 __BEGIN_DECLS
-// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0; the
-// amax of a linear layer's weight becomes weight_amaxes[i / 3], where these are given.
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0 or, where
+// scale i is of a linear layer's weight and weight_amaxes are given, weight_amaxes[i / 3].
 void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       const uint32_t *weight_amaxes, // (linears / 3); NULL: none is given
                       int linears,                   // as in struct fp8_scales_order
@@ -56,7 +56,7 @@ HOST_DEVICE enum fp8_format fp8_scale_format(int i, struct fp8_scales_order orde
     const bool is_gradient = i < order.linears ? i % 3 == 2 : i >= order.attention_gradients;
     return is_gradient ? order.gradients : FP8_E4M3;
 }
-HOST_DEVICE float fp8_float_of(uint32_t bits) {
+HOST_DEVICE float fp8_float_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
@@ -77,7 +77,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 }
 // Returns the scale's largest amax of the step so far, as a number.
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
-    return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
+    return (double)fp8_float_from_bits(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
 // Ends a step of scale i. history_amax: by the history that has the step's amax already; not read where !finite.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,

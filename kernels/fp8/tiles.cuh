@@ -331,7 +331,7 @@ static __attribute__((noinline)) void fp8_fill_from_matrix(floatX *tiles, const 
         memcpy(tiles + r * FP8_TILE, source->x + (row + r) * source->N + column, (size_t)columns * sizeof *tiles);
 }
 
-// What is cast by tiles: M rows, N columns an output.
+// Says what is cast by tiles: M rows, N columns an output.
 struct fp8_tiles_cast {
     struct fp8_cast to;
     enum fp8_format format;

@@ -1,4 +1,4 @@
-// What the backends of matrix products use, and how one is called.
+// Calls a backend of matrix products, and holds what several backends use.
 #pragma once
 #include "kernels/device.cuh"         // struct device, floatX
 #include "kernels/matmul/backend.cuh" // struct matmul_backend

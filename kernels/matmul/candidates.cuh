@@ -22,6 +22,7 @@ enum {
 
 // ---- Noise ----
 
+// Returns word i of the noise, as struct matmul_noise describes it.
 static uint32_t matmul_noise_word(uint64_t i) {
     uint32_t word = 0;
     for (int half = 0; half < 2; half++) {

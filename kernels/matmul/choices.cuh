@@ -10,7 +10,7 @@ enum {
     MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
 };
 
-// What a product's plan depends on, as int64 for comparison by bytes; alignments in bytes; gelu: enum matmul_gelu.
+// A product's plan depends on this, as int64 for comparison by bytes; alignments in bytes; gelu: enum matmul_gelu.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
@@ -42,7 +42,7 @@ struct matmul_key {
 };
 enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
 
-// What a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
+// Says what a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
 struct matmul_choice {
     struct matmul_key key;
     cublasLtMatmulAlgo_t algorithm;

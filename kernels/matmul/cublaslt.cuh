@@ -125,14 +125,16 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
-static bool matmul_sums_bias(const struct matmul_plan *plan) { return plan->fused && plan->key.has_dbias; }
-static bool matmul_has_dgelu(const struct matmul_plan *plan) { return plan->fused && plan->key.gelu != MATMUL_NO_GELU; }
+static bool matmul_fuses_dbias(const struct matmul_plan *plan) { return plan->fused && plan->key.has_dbias; }
+static bool matmul_fuses_dgelu(const struct matmul_plan *plan) {
+    return plan->fused && plan->key.gelu != MATMUL_NO_GELU;
+}
 
 // Sets the pointers that come with each call. bias_sums (gemm->rows): where an epilogue writes the bias gradient.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
-    if (matmul_has_dgelu(plan))
+    if (matmul_fuses_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
-    if (matmul_sums_bias(plan))
+    if (matmul_fuses_dbias(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_sums, sizeof bias_sums);
     else if (gemm->bias)
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &gemm->bias, sizeof gemm->bias);
@@ -180,17 +182,17 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
     const int32_t sums_type = CUDA_R_32F;
     plan->key = matmul_key_of(gemm, dbias);
     plan->fused = fused;
-    const cublasLtEpilogue_t epilogue = matmul_sums_bias(plan)   ? CUBLASLT_EPILOGUE_BGRADB
-                                        : matmul_has_dgelu(plan) ? CUBLASLT_EPILOGUE_DGELU
-                                        : gemm->bias             ? CUBLASLT_EPILOGUE_BIAS
-                                                                 : CUBLASLT_EPILOGUE_DEFAULT;
+    const cublasLtEpilogue_t epilogue = matmul_fuses_dbias(plan)   ? CUBLASLT_EPILOGUE_BGRADB
+                                        : matmul_fuses_dgelu(plan) ? CUBLASLT_EPILOGUE_DGELU
+                                        : gemm->bias               ? CUBLASLT_EPILOGUE_BIAS
+                                                                   : CUBLASLT_EPILOGUE_DEFAULT;
     cublas_check(cublasLtMatmulDescInit(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (matmul_sums_bias(plan))
+    if (matmul_fuses_dbias(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &sums_type, sizeof sums_type);
-    if (matmul_has_dgelu(plan))
+    if (matmul_fuses_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &gemm->ld_out, sizeof gemm->ld_out);
     matmul_set_pointers(plan, gemm, dbias);
     if (gemm->a.fp8)
@@ -210,13 +212,13 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 
 // Returns the bytes of workspace that the library may use: with BGRADB the first half, since the sums lie after it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
-    return matmul_sums_bias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
+    return matmul_fuses_dbias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
 // Returns the split-K schemes that add fp32 partial sums in a step of its own, in a fixed order: the others round
 // partial sums to the output's type. With BGRADB none: cuBLASLt does not say in which order it would add the bias's.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
-    return matmul_sums_bias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                  : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return matmul_fuses_dbias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                    : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 // Sets *preference, which the heuristics are asked with: the plan's workspace, reductions and alignments.
 static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_plan *plan) {
@@ -349,13 +351,13 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
             for (int i = 0; i < DBIAS_AHEAD; i++)
                 x[i] = packed_load(from + (int64_t)(row + i * DBIAS_WARPS) * N);
             for (int i = 0; i < DBIAS_AHEAD; i++)
-                column_sums_take(&sums, x[i]);
+                column_sums_add_pack(&sums, x[i]);
         }
         for (; row < rows; row += DBIAS_WARPS)
-            column_sums_take(&sums, packed_load(from + (int64_t)row * N));
+            column_sums_add_pack(&sums, packed_load(from + (int64_t)row * N));
     } else if (column < N)
         for (int row = warp; row < rows; row += DBIAS_WARPS)
-            column_sums_take(&sums, packed_load_some(from + (int64_t)row * N, N - column));
+            column_sums_add_pack(&sums, packed_load_some(from + (int64_t)row * N, N - column));
     column_sums_of_warps(partial + chunk * N + first_column, sums, N - first_column);
 }
 

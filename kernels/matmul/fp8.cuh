@@ -11,8 +11,8 @@
 
 enum { FP8_LINES = 1024, FP8_DEPTH = 1024 }; // rows, and depth, decoded at a time: multiples of FP8_BLOCK
 
-static int64_t fp8_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
-static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
+static int64_t fp8_block_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
+static int64_t fp8_block_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
 // Returns the gemm of one block: sum (rows, cols) += a (rows, depth) b (cols, depth)^T.
 static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_t rows, int64_t cols, int64_t depth) {
@@ -27,7 +27,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
         return GPU_MATMUL_BYTES;
     const int64_t rows[] = {gemm_min(M, FP8_LINES), M % FP8_LINES}, cols[] = {gemm_min(N, FP8_LINES), N % FP8_LINES};
     const int64_t depths[] = {gemm_min(K, FP8_DEPTH), K % FP8_DEPTH};
-    const int64_t m = fp8_lines(M), n = fp8_lines(N), k = fp8_depth(K);
+    const int64_t m = fp8_block_lines(M), n = fp8_block_lines(N), k = fp8_block_depth(K);
     size_t most = 0;
     float sum; // stands for a buffer that is not there yet
     for (int i = 0; i < 8; i++) {
@@ -103,7 +103,7 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
 
 // Computes a product, block by block. workspace: matmul_fp8_workspace_bytes.
 static void fp8_multiply(const struct fp8_product *x, void *workspace, struct device *dev) {
-    const int64_t m = fp8_lines(x->M), n = fp8_lines(x->N), k = fp8_depth(x->K);
+    const int64_t m = fp8_block_lines(x->M), n = fp8_block_lines(x->N), k = fp8_block_depth(x->K);
     float *sums = (float *)workspace;
     floatX *a = (floatX *)(sums + m * n), *b = a + m * k;
     void *rest = b + n * k;

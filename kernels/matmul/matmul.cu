@@ -1,4 +1,4 @@
-// What kernels/matmul/matmul.cuh and gemm.cuh declare: by cuBLASLt on a GPU, by a backend on the CPU.
+// Defines what kernels/matmul/matmul.cuh and gemm.cuh declare: by cuBLASLt on a GPU, by a backend on the CPU.
 #include "kernels/matmul/matmul.cuh"
 
 #ifdef TARGET_CUDA

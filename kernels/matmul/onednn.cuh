@@ -63,7 +63,7 @@ static dnnl_status_t onednn_matmul_create(dnnl_primitive_desc_t *product, dnnl_e
 
 // ---- a product's primitive ----
 
-// What a primitive is made for. All members are int64_t, so that there are no holes to compare.
+// Says what a primitive is made for. All members are int64_t, so that there are no holes to compare.
 struct onednn_key {
     int64_t rows, cols, depth, a_ld, b_ld, ld_out, a_transposed, b_transposed, sums, adds, has_bias, threads;
 };

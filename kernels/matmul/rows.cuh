@@ -13,6 +13,7 @@ enum { FEW_RUNS = 2 };
 enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
 enum { FEW_ROWS_MAX = 16 }; // up to which the products take no longer than the weight's way from memory
 
+// Whether gemm_few_rows can take the gemm: a forward, as its operands are stored, of at most FEW_ROWS_MAX rows.
 static inline bool gemm_has_few_rows(const struct gemm *g) {
     return g->rows <= FEW_ROWS_MAX && g->b.transposed && !g->a.transposed && g->out != NULL;
 }

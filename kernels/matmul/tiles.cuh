@@ -233,7 +233,8 @@ struct tiles_output {
     int64_t rows, cols;
 };
 
-// Writes the finished block c at (row, col), in elements, to `out`, rounded: with the bias, or added.
+// Writes the finished block c (TILES_BLOCK, TILES_BLOCK) to `out` from element (row, col) on, rounded, clipped at the
+// edges: with the bias, or added to what is there.
 static inline void tiles_write_out(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     const int rows = (int)gemm_min(TILES_BLOCK, o->rows - row), cols = (int)gemm_min(TILES_BLOCK, o->cols - col);
     ALIGN_BLOCK float before[TILES_BLOCK] = {0}; // the bias, or what a row of out holds
@@ -260,7 +261,8 @@ static inline void tiles_write_out(const struct tiles_output *o, const float *c,
     }
 }
 
-// Writes the finished block c at (row, col), in elements, to `sum`, or adds it.
+// Writes the finished block c (TILES_BLOCK, TILES_BLOCK) to `sum`, or adds it there, clipped at the edges. Element
+// (row, col) of C is c's first, also where `sum` holds C^T (o->transposed): the block is then transposed.
 static inline void tiles_write_sum(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     for (int i = 0; i < TILES_BLOCK; i += 16)
         for (int j = 0; j < TILES_BLOCK; j += 16) {
@@ -551,7 +553,7 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
-// Opens the backend of dot products, as struct matmul_backend says, where the build has the instruction.
+// Whether this build has the instruction of dot products; names the backend in library->description.
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
     snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;

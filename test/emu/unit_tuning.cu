@@ -123,7 +123,7 @@ static void every_algorithm_is_right(void **state) {
                     matmul_enqueue(&candidates.of[c].plan, &product->gemm, product->dbias, product->workspace, &f.dev),
                     CUBLAS_STATUS_SUCCESS);
                 device_synchronize(&f.dev);
-                assert_right(&product->gemm, product->dbias, add ? 2 : 0, matmul_has_dgelu(&candidates.of[c].plan));
+                assert_right(&product->gemm, product->dbias, add ? 2 : 0, matmul_fuses_dgelu(&candidates.of[c].plan));
                 if (c == 0)
                     memcpy(first, f.dweight, sizeof first);
                 other_bits += memcmp(first, f.dweight, sizeof first) != 0;
