@@ -1,7 +1,7 @@
 // Defines what kernels/activation.cuh declares.
 #include "kernels/activation.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
-#include "kernels/amax.cuh"                 // amax_with_packed, amax_merge_block, amax_take
+#include "kernels/amax.cuh"                 // amax_with_packed, amax_merge_block, amax_merge_elements
 #include "kernels/column_sums.cuh"          // column_sums_of_warps
 #include "kernels/packed.cuh"               // packed_load_some, packed_store_some
 #include "kernels/packed_floats.cuh"        // packed_to_floats, packed_from_floats
@@ -273,7 +273,7 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
                 memcpy(out + at, x, (size_t)(n - at) * sizeof *x);                                                     \
                 at = n;                                                                                                \
             }                                                                                                          \
-            amax_take(amax, out + begin, at - begin);                                                                  \
+            amax_merge_elements(amax, out + begin, at - begin);                                                        \
         }                                                                                                              \
     }                                                                                                                  \
     void name##_backward(floatX *din, float *bias_partial, const floatX *dout, const floatX *in, int64_t N, int F,     \
@@ -291,7 +291,7 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
                 memcpy(din + at, d, (size_t)(n - at) * sizeof *d);                                                     \
                 at = n;                                                                                                \
             }                                                                                                          \
-            amax_take(amax, din + begin, at - begin);                                                                  \
+            amax_merge_elements(amax, din + begin, at - begin);                                                        \
         }                                                                                                              \
         activation_bias_sums(bias_partial, din, N, F, dev);                                                            \
     }
@@ -310,7 +310,7 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
                 name##_forward_group(last_gate, last_gate, last_up);                                                   \
                 memcpy(out + n * F + f, last_gate, (size_t)(F - f) * sizeof *out);                                     \
             }                                                                                                          \
-            amax_take(amax, out + n * F, F);                                                                           \
+            amax_merge_elements(amax, out + n * F, F);                                                                 \
         }                                                                                                              \
     }                                                                                                                  \
     void name##_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up, int64_t N,  \
@@ -330,7 +330,7 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
                 memcpy(dgate + f, last_gate, (size_t)(F - f) * sizeof *dgate);                                         \
                 memcpy(dup + f, last_up, (size_t)(F - f) * sizeof *dup);                                               \
             }                                                                                                          \
-            amax_take(amax, dgate, 2 * (int64_t)F);                                                                    \
+            amax_merge_elements(amax, dgate, 2 * (int64_t)F);                                                          \
         }                                                                                                              \
         activation_bias_sums(bias_partial, dgate_up, N, 2 * F, dev);                                                   \
     }

@@ -1,6 +1,6 @@
 // Defines what kernels/adamw.cuh declares.
 #include "kernels/adamw.cuh"
-#include "kernels/amax.cuh"        // amax_with, amax_take
+#include "kernels/amax.cuh"        // amax_with, amax_merge_elements
 #include "kernels/flat_states.cuh" // state_four_load, state_decoded, flat_merge_amaxes
 #include "kernels/vectors.cuh"     // ALWAYS_INLINE
 #include <assert.h>                // static_assert
@@ -157,7 +157,7 @@ static inline void adamw_part_of_range(const struct adamw_range *r, const struct
         if (finite)
             adamw_block(r, at, (int)(last - first), adamw_tensor_factors(f, t),
                         tensor_rounding(rounding, *t, row, r->begin));
-        amax_take(t->amax, r->params + at, last - first);
+        amax_merge_elements(t->amax, r->params + at, last - first);
     }
 }
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,

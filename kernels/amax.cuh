@@ -58,7 +58,7 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
         continue;
 }
 // Merges the maximum over x (n) into *amax; does nothing where amax is NULL.
-static inline void amax_take(uint32_t *amax, const floatX *x, int64_t n) {
+static inline void amax_merge_elements(uint32_t *amax, const floatX *x, int64_t n) {
     if (amax != NULL)
         amax_merge(amax, amax_elements(x, n));
 }

@@ -169,7 +169,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
             if (finite)
                 muon_step_part(&r, first, last, muon_tensor_factors(factors, t), &matrices,
                                tensor_rounding(r.rounding, *t, row, r.begin));
-            amax_take(t->amax, r.params + (first - r.begin), last - first);
+            amax_merge_elements(t->amax, r.params + (first - r.begin), last - first);
         }
     }
 }

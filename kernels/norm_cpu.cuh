@@ -1,6 +1,6 @@
 // The cpu target's norms and residual additions (kernels/norm.cuh has their prototypes): rows by SIMD vectors.
 #pragma once
-#include "kernels/amax.cuh"           // amax_take
+#include "kernels/amax.cuh"           // amax_merge_elements
 #include "kernels/device.cuh"         // floatX
 #include "kernels/gpu_sizes.cuh"      // gpu_norm_backward_chunks
 #include "kernels/norm_kind.cuh"      // struct norm_options, norm_weight_offset
@@ -113,7 +113,7 @@ void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const 
         const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
         norm_rows(out, mean, rstd, x, weight, bias, n, end, C, options);
         if (out != NULL)
-            amax_take(options.amax, out + n * C, (end - n) * C);
+            amax_merge_elements(options.amax, out + n * C, (end - n) * C);
     }
 }
 
@@ -205,7 +205,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
             else
                 norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, to_add, dout + n * C, x + n * C, weight,
                                    mean + n, rstd + n, C, options, 1);
-            amax_take(options.amax, dx + n * C, rows * C);
+            amax_merge_elements(options.amax, dx + n * C, rows * C);
             norm_add_columns(dx_sum, dx + n * C, rows, C);
         }
     }
@@ -256,7 +256,7 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
         residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, scale, dropout);
         norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, options);
         if (out != NULL)
-            amax_take(options.amax, out + n * C, (end - n) * C);
+            amax_merge_elements(options.amax, out + n * C, (end - n) * C);
     }
 }
 
