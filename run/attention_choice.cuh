@@ -9,7 +9,7 @@
 // Which of the GPU's flash kernels may be chosen.
 enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
 
-// What a model asks of attention beside a shape.
+// The demands of a model on attention, beside a shape.
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none

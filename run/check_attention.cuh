@@ -249,7 +249,7 @@ static const floatX *judge_row(const struct attention_judge *j, const struct att
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
 }
-static double judge_square(const floatX *x, int D) {
+static double judge_sum_of_squares(const floatX *x, int D) {
     double sum = 0;
     for (int i = 0; i < D; i++)
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
@@ -262,7 +262,7 @@ static double judge_mean_square(const struct attention_judge *j, const struct at
     double sum = 0;
     for (int64_t row = 0; row < j->rows; row++)
         for (int h = 0; h < heads; h++)
-            sum += judge_square(judge_row(j, results, kind, row, h), j->shape.head_dim);
+            sum += judge_sum_of_squares(judge_row(j, results, kind, row, h), j->shape.head_dim);
     return sum / ((double)j->rows * heads);
 }
 
@@ -389,7 +389,7 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
-static double judge_bound(const struct attention_judge *j) {
+static double judge_allowed_distance(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
 // Returns the square of the length that a row's errors are relative to. square: of the row; mean: of its kind's rows.
@@ -430,7 +430,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
             apart += (s->right[d] - (double)to_float(row[d])) * (s->right[d] - (double)to_float(row[d]));
         const double distance = sqrt(apart / judge_yardstick(kind, s->square, mean));
         *largest = fmax(*largest, distance);
-        if (!(distance <= judge_bound(j)))
+        if (!(distance <= judge_allowed_distance(j)))
             snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from sums in double, relative",
                      judge_names[kind], s->h, s->t, distance);
     }
@@ -484,9 +484,9 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                     apart += difference * difference;
                 }
                 all += apart;
-                const double distance = sqrt(apart / judge_yardstick(kind, judge_square(b, D), mean));
+                const double distance = sqrt(apart / judge_yardstick(kind, judge_sum_of_squares(b, D), mean));
                 *largest = fmax(*largest, distance);
-                if (!(distance <= judge_bound(j)))
+                if (!(distance <= judge_allowed_distance(j)))
                     snprintf(reason, size, "its %s is wrong: head %d of token %d is %.2g from that of %s, relative",
                              judge_names[kind], h, (int)(row % j->shape.T), distance, name);
             }

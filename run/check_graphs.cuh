@@ -116,6 +116,7 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
 
 #else
 
+// Does nothing: only a GPU has graphs.
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
 
 #endif

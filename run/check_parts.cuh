@@ -140,6 +140,7 @@ static void check_parts(struct run *r) {
 
 #else
 
+// Does nothing: only GPUs are checked.
 static void check_parts(struct run *r) {}
 
 #endif

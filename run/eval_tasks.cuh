@@ -204,7 +204,7 @@ static void close_tasks(struct run *r) {
 
 // ---- scores ----
 
-// What is chosen of an item, by each measure; of equal ones the first.
+// The text of an item that each measure chooses; of equal ones the first.
 struct item_choice {
     int by_sum, by_characters, by_bytes, by_tokens; // 0 of an item without alternatives
 };

@@ -9,7 +9,7 @@
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/text/log.h"         // log_bytes
 
-// What is planned: the options, into which a choice is written too, and what they leave open.
+// The options that are planned, into which a choice is written too, and the backend, device and shape beside them.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
@@ -37,6 +37,7 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
 // Plans the model under a policy, which is freed, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
+// Returns fit_peaks' bytes of the device; the policy is freed, too.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays

@@ -7,7 +7,7 @@
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/net/parallel.h"     // control_all_gather, control_broadcast
 
-// What was chosen, for the start-up report: a line for each of the best, the chosen first, and one on formats.
+// The texts on a choice for the start-up report: a line for each of the best, the chosen first, and one on formats.
 struct fit_chosen {
     int count, plans; // 0: nothing was searched
     double search_s;
@@ -182,7 +182,7 @@ static void fit_set_layers(struct fit_auto *a) {
     }
     s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
 }
-static double fit_outside_layers(const struct parameters *table) {
+static double fit_share_outside_layers(const struct parameters *table) {
     double all = 0, outside = 0;
     for (int i = 0; i < table->num_tensors + table->num_frozen; i++) {
         const struct tensor *t = &table->tensors[i];
@@ -226,7 +226,7 @@ static void fit_set_estimates(struct fit_auto *a) {
     s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->model.num_layers - s->forward_s, 0);
     s->weights_bytes = (weights + frozen) * sizeof(floatX);
     s->updated_bytes = weights * sizeof(floatX);
-    s->outside = fit_outside_layers(&m->table);
+    s->outside = fit_share_outside_layers(&m->table);
     s->tied = m->shape.tied;
     s->micro_steps = m->steps.most;
     s->bus = fit_bus_of(m, r);
@@ -291,6 +291,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
+// Writes fit_forced_text of the best choice that was found, which is planned again without offloaded optimizer states.
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -340,7 +341,7 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                      : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
 }
 
-static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
+static void fit_apply_all(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
     char list[256];
     const struct fit_space *s = &a->space;
     struct recompute_policy policy = fit_auto_policy(a, choice->recompute);
@@ -430,7 +431,7 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
                           true);
     if (*decision.problem)
         fail("%s", decision.problem);
-    fit_keep(a, &decision.choice, own);
+    fit_apply_all(a, &decision.choice, own);
     fit_auto_close(a);
     chosen.search_s = seconds_now() - begin;
     return chosen;

@@ -13,7 +13,7 @@
 #include <stdlib.h>                // realloc, free
 #include <string.h>                // memset
 
-// What the search looks for, within the limits of what it does not minimize.
+// A search minimizes one of these, within the limits of the others.
 enum fit_objective { FIT_SECONDS, FIT_DEVICE, FIT_HOST };
 enum { FIT_BEST = 3 };
 struct fit_found {
@@ -177,19 +177,20 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
     b->known[kind] = true;
     q->plans++;
 }
-static int fit_kinds(const struct fit_space *s, const struct fit_choice *c) {
+static int fit_num_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
 // Whether the groups' plans that a choice's estimate reads are known.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
-    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     bool known = true;
     for (int i = k; i < k + n; i++)
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
     return known;
 }
-static void fit_learn_all(struct fit_queue *q, const struct fit_choice *c) {
-    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_kinds(q->space, c);
+// Plans, where that is not done yet, what a choice's estimate reads of groups.
+static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
         fit_learn(q, group & ~FIT_GROUP_LAYERS, i);
         fit_learn(q, group, i);
@@ -299,6 +300,7 @@ static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
                     fit_add(q, c);
         }
 }
+// Adds the choices of all sets within q->space->least and q->space->most, but of the formats `first` to `last`.
 static void fit_add_sets(struct fit_queue *q, int first, int last) {
     const struct fit_space *s = q->space;
     struct fit_choice c;
@@ -316,7 +318,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 // Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known after that.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
-    fit_learn_all(q, &c);
+    fit_learn_groups(q, &c);
     for (int i = 0; i < q->count; i++) {
         struct fit_node *n = &q->nodes[i];
         if (n->known != FIT_BY_FORMULA || n->value == INFINITY || !fit_is_known(q, &n->c))

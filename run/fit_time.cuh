@@ -38,7 +38,7 @@ static double fit_flops_per_byte(const struct device *dev) {
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
 }
 
-// What matmuls of a layer's shapes reach of a data sheet's peak: 790 of 989 TFLOP/s on an H200, in bf16.
+// The share of a data sheet's peak that matmuls of a layer's shapes reach: 790 of 989 TFLOP/s on an H200, in bf16.
 static const double FIT_OF_PEAK = 0.8;
 // Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX), where nothing is measured.
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9;

@@ -1,4 +1,4 @@
-// What a run says of FP8: a row of the start-up report, and the shares of values in log.jsonl.
+// The report on FP8 in a run: a row of the start-up report, and the shares of values in log.jsonl.
 #pragma once
 #include "config/layers.h"    // config_fp8_layers
 #include "model/fp8.cuh"      // struct fp8_state
@@ -77,9 +77,8 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
 static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
 }
-// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero, NaN of an operand that no cast
-// counts. counts: (FP8_KINDS,
-// FP8_COUNTS) of the first rank, in the ranks' reports, `width` doubles apart. M: tokens of a micro-step.
+// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero; NaN: no cast counts them.
+// counts: (FP8_KINDS, FP8_COUNTS) of the first rank, in the ranks' reports, `width` doubles apart. M: a micro-step's.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;

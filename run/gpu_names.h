@@ -23,6 +23,7 @@ static bool gpu_word_is_brand(const char *word) {
             return true;
     return false;
 }
+// Adds a text's runs of letters and of digits as words, in lower case; brands are left out.
 static void gpu_words_add(struct gpu_words *words, const char *text) {
     for (const char *at = text; *at;) {
         const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);

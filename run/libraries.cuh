@@ -80,7 +80,7 @@ static void libraries_print(void) {
 #define LIBRARY_TEXT(...) #__VA_ARGS__
 #define LIBRARY_VALUE(...) LIBRARY_TEXT(__VA_ARGS__)
 
-static void library_onednn(void) {
+static void library_print_onednn(void) {
 #ifdef HAVE_ONEDNN
     char running[LIBRARY_VERSION];
     const dnnl_version_t *const version = dnnl_version();
@@ -90,7 +90,7 @@ static void library_onednn(void) {
     log_row("oneDNN", "none: left out, or built where oneapi/dnnl/dnnl.h was not found");
 #endif
 }
-static void library_openblas(void) {
+static void library_print_openblas(void) {
 #ifdef HAVE_OPENBLAS
     const char *const config = openblas_get_config(); // the version, how it was built, the kernels that it chose
     log_row("OpenBLAS", "%s", config + (strncmp(config, "OpenBLAS ", 9) == 0 ? 9 : 0));
@@ -98,7 +98,7 @@ static void library_openblas(void) {
     log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
-static void library_mpi(void) {
+static void library_print_mpi(void) {
     char text[256];
     mpi_describe(text, sizeof text);
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
@@ -119,9 +119,9 @@ static const char *library_variant(char text[LIBRARY_VARIANT]) {
 static void libraries_print(void) {
     char pcre2[LIBRARY_VERSION], *end;
     const char *jansson = NULL;
-    library_onednn();
-    library_openblas();
-    library_mpi();
+    library_print_onednn();
+    library_print_openblas();
+    library_print_mpi();
 #if JANSSON_VERSION_HEX >= 0x020d00
     jansson = jansson_version_str();
 #endif

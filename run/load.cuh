@@ -154,7 +154,7 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
         safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
     if (huggingface_is_rearranged(t))
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
-    const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
+    const int64_t width = t->cols ? t->cols : 1, count = huggingface_elements(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         if (!gpt_holds(loader->m, t->ours, t->first_row * width + first, n))
@@ -180,7 +180,7 @@ static const char *model_check_tied_head(struct model_loader *loader, const stru
     RETURN_PROBLEM(safetensors_get(&head, &folder->files[at[0]], head->name, shape, 2, folder->names[at[0]], error));
     float *kept = (float *)malloc((size_t)LOAD_CHUNK * sizeof *kept);
     const char *problem = kept ? NULL : error_format(error, "out of memory for a tensor's values");
-    const int64_t count = huggingface_count(wte);
+    const int64_t count = huggingface_elements(wte);
     for (int64_t first = 0; first < count && !problem; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         problem = model_read(loader, &folder->files[at[0]], folder->names[at[0]], head, first, n, error);
@@ -264,8 +264,8 @@ static const char *model_load_masters(struct model_loader *loader, const struct 
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
                             safetensors_dtype_name(tensor->dtype));
-    for (int64_t first = 0; first < tensor_visible(t); first += LOAD_CHUNK) {
-        const int64_t rest = tensor_visible(t) - first, n = rest < LOAD_CHUNK ? rest : LOAD_CHUNK;
+    for (int64_t first = 0; first < tensor_visible_elements(t); first += LOAD_CHUNK) {
+        const int64_t rest = tensor_visible_elements(t) - first, n = rest < LOAD_CHUNK ? rest : LOAD_CHUNK;
         if (!zero_holds_any(&m->zero, shards_parameters(&m->zero.shards), t->offset + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, file, file_name, tensor, first, n, error));
@@ -331,7 +331,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     if (format == FORMAT_NONE)
         return NULL;
     RETURN_PROBLEM(stored_tensor_find(&s, id, t, error));
-    const int64_t visible = tensor_visible(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
+    const int64_t visible = tensor_visible_elements(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
     float *values = (float *)room->bytes;
     int64_t at = t->offset, place, n;
     for (; (n = shards_next(&m->zero.shards, optimizer_is_sharded(o), &at, end, &place)) > 0; at += n) {

@@ -230,8 +230,8 @@ static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (!m->raw || !m->values)
         fail("out of memory for %llu elements of a file", (unsigned long long)elements);
 }
-static inline const char *merge_keep(struct merge *m, const struct safetensors *file,
-                                     const struct safetensors_tensor *t, struct error_text *error) {
+static inline const char *merge_copy_tensor(struct merge *m, const struct safetensors *file,
+                                            const struct safetensors_tensor *t, struct error_text *error) {
     merge_reserve(m, MERGE_CHUNK);
     for (uint64_t at = 0; at < t->bytes; at += MERGE_CHUNK) {
         const uint64_t n = t->bytes - at < MERGE_CHUNK ? t->bytes - at : MERGE_CHUNK;
@@ -240,9 +240,9 @@ static inline const char *merge_keep(struct merge *m, const struct safetensors *
     }
     return NULL;
 }
-static inline const char *merge_tensor(struct merge *m, const struct safetensors *file, const char *file_name,
-                                       const struct safetensors_tensor *t, const struct merge_pair *pair,
-                                       struct error_text *error) {
+static inline const char *merge_write_sum(struct merge *m, const struct safetensors *file, const char *file_name,
+                                          const struct safetensors_tensor *t, const struct merge_pair *pair,
+                                          struct error_text *error) {
     const uint64_t rows = t->shape[0], cols = t->shape[1], width = safetensors_dtype_bytes(t->dtype);
     const uint64_t step = MERGE_CHUNK / (cols > 0 ? cols : 1) > 0 ? MERGE_CHUNK / (cols > 0 ? cols : 1) : 1;
     const float scale = (float)config_lora_scale(m->config);
@@ -275,7 +275,8 @@ static inline const char *merge_tensors(struct merge *m, int f, const struct saf
         bool has = false;
         problem = merge_pair_of(m, &pair, &has, t, m->base.names[f], error);
         if (!problem)
-            problem = has ? merge_tensor(m, file, m->base.names[f], t, &pair, error) : merge_keep(m, file, t, error);
+            problem = has ? merge_write_sum(m, file, m->base.names[f], t, &pair, error)
+                          : merge_copy_tensor(m, file, t, error);
         merge_pair_free(&pair);
     }
     return problem;

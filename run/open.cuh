@@ -93,7 +93,7 @@ static void open_device(struct run *r) {
     check_fp8(r);
 }
 
-static enum attention_backend backend_allowed(enum config_backend backend) {
+static enum attention_backend backend_of_option(enum config_backend backend) {
     switch (backend) {
     case BACKEND_AUTO: return ATTENTION_AUTO;
     case BACKEND_FLASH: return ATTENTION_FLASH;
@@ -102,7 +102,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     }
     __builtin_unreachable();
 }
-static enum flash_kernels kernels_allowed(enum config_flash_kernels kernels) {
+static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     switch (kernels) {
     case KERNELS_AUTO: return FLASH_KERNELS_AUTO;
     case KERNELS_WGMMA: return FLASH_KERNELS_WGMMA;
@@ -146,8 +146,8 @@ static struct attention_choice choose_attention(struct run *r) {
                         : *c->evaluation.perplexity  ? "--perplexity"
                                                      : NULL;
     demands.any_order = !c->attention.deterministic_mode;
-    demands.kernels = kernels_allowed(c->attention.flash_kernels);
-    const enum attention_backend wanted = backend_allowed(c->attention.attention_backend);
+    demands.kernels = kernels_of_option(c->attention.flash_kernels);
+    const enum attention_backend wanted = backend_of_option(c->attention.attention_backend);
     enum attention_backend judged = ATTENTION_AUTO;
     bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {

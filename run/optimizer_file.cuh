@@ -70,7 +70,7 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
     return true;
 }
 
-static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
+static int64_t tensor_visible_elements(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
@@ -84,7 +84,7 @@ static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum 
     entry.name = name;
     entry.dtype = scales ? SAFETENSORS_F32 : format_dtype(format);
     entry.dims = t->cols > 1 && !scales ? 2 : 1;
-    entry.shape[0] = scales ? (uint64_t)state_blocks(tensor_visible(t)) : (uint64_t)t->visible_rows;
+    entry.shape[0] = scales ? (uint64_t)state_blocks(tensor_visible_elements(t)) : (uint64_t)t->visible_rows;
     entry.shape[1] = (uint64_t)t->cols;
     entry.id = id;
     return entry;
@@ -96,13 +96,14 @@ static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
 }
-static void state_take_scales(float *out, const void *stored, int64_t blocks) {
+// out (blocks) = the scales of 8-bit state. stored: blocks of a float scale and STATE_BLOCK codes.
+static void state_extract_scales(float *out, const void *stored, int64_t blocks) {
     const size_t bytes = sizeof *out + STATE_BLOCK;
     for (int64_t b = 0; b < blocks; b++)
         memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
 }
 // out (n) = the codes of 8-bit state without its scales. stored: blocks of a float scale and STATE_BLOCK codes.
-static void state_take_codes(unsigned char *out, const void *stored, int64_t n) {
+static void state_extract_codes(unsigned char *out, const void *stored, int64_t n) {
     const size_t bytes = sizeof(float) + STATE_BLOCK;
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));

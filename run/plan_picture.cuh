@@ -191,6 +191,7 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
+// Returns the group (enum phase_group) in whose section of the axis a phase is drawn: recomputation is in backward's.
 static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }

@@ -1,4 +1,4 @@
-// What --plan prints, in ten lines: whether a run fits, what takes memory and time, and the next option to change.
+// The summary of --plan, in ten lines: whether a run fits, what takes memory and time, and the next option to change.
 #pragma once
 #include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh"        // planned_gpu_bytes

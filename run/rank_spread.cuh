@@ -1,4 +1,4 @@
-// How ranks differ, for the report, which otherwise speaks only of rank 0: in planned memory, and in GPU, instructions,
+// Differences of ranks, for the report, which else speaks only of rank 0: in planned memory, and in GPU, instructions,
 // libraries and their kernels. Such ranks are not refused: a cluster may have several kinds of machines. Each rank
 // computes its own gradient, all use one sum, whose bits depend on which rank has what. What would let replicas drift
 // apart is refused earlier (start_check_ranks, check_programs); rank_without_fused agrees on cuDNN.
@@ -44,7 +44,7 @@ static void rank_traits_compare(char *differs, const struct rank_traits *mine, c
                      first->text[i]);
 }
 
-static void rank_range_add(struct rank_range *range, int64_t value) {
+static void rank_range_widen(struct rank_range *range, int64_t value) {
     range->least = value < range->least ? value : range->least;
     range->most = value > range->most ? value : range->most;
 }
@@ -72,8 +72,8 @@ static struct rank_spread rank_spread_of(const struct run *r) {
     control_all_gather(control, all, &mine, sizeof mine, "what ranks plan", false);
     int others = 0, odd = 0;
     for (int i = 0; i < ranks; i++) {
-        rank_range_add(&spread.planned, all[i].planned);
-        rank_range_add(&spread.activations, all[i].activations);
+        rank_range_widen(&spread.planned, all[i].planned);
+        rank_range_widen(&spread.activations, all[i].activations);
         odd = all[i].differs && others == 0 ? i : odd;
         others += all[i].differs != 0;
     }

@@ -1,4 +1,4 @@
-// What a run of several ranks adds: shares of threads and memory, connections, checks that all ranks hold the same data
+// A run of several ranks adds shares of threads and memory, connections, checks that all ranks hold the same data
 // and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
 #include "kernels/collectives.cuh"     // enum collectives_kind

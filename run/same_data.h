@@ -71,6 +71,7 @@ static const char *data_refusal(const struct dataloader *loader, const struct tr
     return NULL;
 }
 
+// The number of samples that the checkpoint's run has taken of its part q, also before its present mixture.
 static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     struct mixture_part parts[MIXTURE_PARTS];
     const struct mixture former = {parts, state->num_parts, state->data_start};

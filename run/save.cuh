@@ -83,6 +83,7 @@ static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
+// Begins and writes all of a checkpoint that only rank 0 writes; the caller commits it. Returns an error, or NULL.
 static const char *save_alone(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)

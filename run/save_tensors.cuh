@@ -238,11 +238,11 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     if (!t->ours || huggingface_is_rearranged(t))
         return save_moved(s, entry, t);
     const int64_t begin = t->ours->offset + (int64_t)t->first_row * t->ours->cols;
-    return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
+    return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_elements(t));
 }
 
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
-    return (uint64_t)huggingface_count(t) * (s->bf16 ? 2 : 4);
+    return (uint64_t)huggingface_elements(t) * (s->bf16 ? 2 : 4);
 }
 // Divides the tensors, in order, into shards up to s->most_shard_bytes: first[i] (tensors + 1) = the first tensor of
 // shard i. Adapters are one shard. Returns the number of shards; first[shards] is the number of tensors.
@@ -331,7 +331,7 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
                               const struct tensor *t, bool scales) {
     struct optimizer *o = &s->m->optimizer;
     const enum state_format format = optimizer_format(o, id, t);
-    const int64_t visible = tensor_visible(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
+    const int64_t visible = tensor_visible_elements(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
     const uint64_t width = safetensors_dtype_bytes(entry->dtype), begin = s->data_begin + entry->begin;
     const char *problem = NULL;
     int64_t at = t->offset, place, n;
@@ -340,9 +340,9 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
         const int64_t first = at - t->offset, count = visible - first < n ? visible - first : n;
         const void *stored = optimizer_copy_read(&s->m->copy, o, id, at, n, s->stored[id]), *bytes = s->bytes;
         if (scales)
-            state_take_scales((float *)s->bytes, stored, state_blocks(count));
+            state_extract_scales((float *)s->bytes, stored, state_blocks(count));
         else if (format_has_scales(format))
-            state_take_codes((unsigned char *)s->bytes, stored, count);
+            state_extract_codes((unsigned char *)s->bytes, stored, count);
         else
             bytes = stored;
         problem = save_bytes(s, begin + (uint64_t)(scales ? first / STATE_BLOCK : first) * width, bytes,
@@ -362,7 +362,8 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     const enum optimizer_state id = (enum optimizer_state)(entry->id / 2 / tensors);
     const struct tensor *t = &s->m->table.tensors[entry->id / 2 % tensors];
     switch (optimizer_state_rows[id].start) {
-    case STATE_FROM_PARAMETERS: return save_range(s, entry, t->frozen, t->offset, t->offset + tensor_visible(t));
+    case STATE_FROM_PARAMETERS:
+        return save_range(s, entry, t->frozen, t->offset, t->offset + tensor_visible_elements(t));
     case STATE_COPY:
     case STATE_ZERO: break;
     }

@@ -498,6 +498,7 @@ static void self_check_report(const struct run *r) {
 #else
 
 static void self_check_report(const struct run *r) {}
+// Accepts every backend: only GPUs are checked.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
 static void self_check_save(struct run *r) {}
 

@@ -1,4 +1,4 @@
-// What a run knows of its self-check (run/self_check.cuh).
+// The verdict of a run's self-check (run/self_check.cuh).
 #pragma once
 #include "attention.cuh" // ATTENTION_BACKENDS_COUNT
 

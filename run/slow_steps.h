@@ -14,7 +14,7 @@ struct slow_steps {
 
 // Records the time of a step. Returns the recorded times' median where this time is over three times as long, else 0.
 // Not reported are times below 200 ms, and more than one in a hundred steps. *s is zeroed before the first.
-static inline double slow_steps_take(struct slow_steps *s, int step, int batch, double ms) {
+static inline double slow_steps_record(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;
     if (batch != s->batch)

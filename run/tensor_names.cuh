@@ -116,7 +116,7 @@ static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enu
     if (bias == PARAM_QKV_B)
         huggingface_repeat_heads(t, &b->shape->layer);
 }
-static void huggingface_add_head(struct huggingface_builder *b, const char *name) {
+static void huggingface_add_untied_head(struct huggingface_builder *b, const char *name) {
     if (!b->shape->tied)
         huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", name);
 }
@@ -137,7 +137,7 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     }
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "transformer.ln_f.weight");
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
-    huggingface_add_head(b, "lm_head.weight");
+    huggingface_add_untied_head(b, "lm_head.weight");
 }
 // Marks the heads of the first `rows` rows of the parameter as permuted, if RoPE rotates only a part of each head.
 static void huggingface_turn_heads(struct huggingface_tensor *t, const struct huggingface_builder *b, int rows) {
@@ -204,7 +204,7 @@ static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
         huggingface_add_linear(b, l, PARAM_FCPROJ_W, PARAM_FCPROJ_B, 0, s->C, "mlp.down_proj");
     }
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
-    huggingface_add_head(b, "lm_head.weight");
+    huggingface_add_untied_head(b, "lm_head.weight");
 }
 static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
     const struct layer_shape *s = &b->shape->layer;
@@ -227,7 +227,7 @@ static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
     }
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "gpt_neox.final_layer_norm.weight");
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "gpt_neox.final_layer_norm.bias");
-    huggingface_add_head(b, "embed_out.weight");
+    huggingface_add_untied_head(b, "embed_out.weight");
 }
 // Lists our own tensors under their own names, without padding and adapters.
 static void huggingface_list_ours(struct huggingface_builder *b) {
@@ -241,6 +241,7 @@ static void huggingface_list_ours(struct huggingface_builder *b) {
     }
 }
 
+// The number of rows of the parameter, t->ours, that the tensor holds.
 static int huggingface_rows_held(const struct huggingface_tensor *t) {
     if (t->repeat > 1)
         return t->q_rows + 2 * t->kv_rows;
@@ -302,7 +303,7 @@ static void huggingface_tensors_free(struct huggingface_tensors *tensors) {
     memset(tensors, 0, sizeof *tensors);
 }
 
-static int64_t huggingface_count(const struct huggingface_tensor *t) {
+static int64_t huggingface_elements(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 

@@ -73,6 +73,7 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
+// Counts and logs a step that updated nothing, since no target of its batch counts.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
     r->empty++;
@@ -167,7 +168,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
         grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
     measure_collectives(r, entry, slot);
     measure_fp8(r, entry, reports, micro_batches / c->ranks);
-    const double median_ms = slow_steps_take(&r->slow_steps, step, batch, entry->step_ms);
+    const double median_ms = slow_steps_record(&r->slow_steps, step, batch, entry->step_ms);
     if (median_ms > 0)
         log_event(&r->log,
                   "step %d took %.3g s, %.1f times the median of those before: other processes may have the machine's "
@@ -204,6 +205,7 @@ static bool tasks_due(const struct run *r, int done) {
                         due(c->evaluation.eval_tasks_every, done, c->training.train_steps));
 }
 
+// Whether a validation, the scoring of tasks or samples are due after step `done`.
 static bool evaluation_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return (r->val && due(c->evaluation.val_every, done, c->training.train_steps)) || tasks_due(r, done) ||

@@ -297,6 +297,7 @@ static void tune_matmuls(struct run *r) {
 
 #else
 
+// Does nothing: only a GPU has algorithms to choose from.
 static void tune_matmuls(struct run *r) {}
 
 #endif

@@ -1,11 +1,11 @@
-// What --version prints, for bug reports: the commit, the compiler, its target, and the host's libraries.
+// --version prints, for bug reports: the commit, the compiler, its target, and the host's libraries.
 #pragma once
 #include "run/libraries.cuh"  // libraries_print
 #include "run/levels.h"       // levels, level_list_features, build_commit
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // printf
 
-static void version_levels(void) {
+static void version_print_levels(void) {
     char text[512];
     for (int i = 0; i < NUM_LEVELS; i++) {
         level_list_features(text, sizeof text, &levels[i]);
@@ -21,6 +21,6 @@ static void version_print(void) {
 #else
     log_row("compiler", "gcc %s", __VERSION__);
 #endif
-    version_levels();
+    version_print_levels();
     libraries_print();
 }

@@ -168,7 +168,7 @@ static void check_estimates(const struct fit_auto *a, const char *options, uint6
                     "%s: recompute %d, %d layers, %d %%, gradients %d, weights %d, known %d: estimated %g s, planned %g",
                     options, n.c.recompute, n.c.layers, n.c.percent, n.c.gradients, n.c.weights, known, e.seconds,
                     o.seconds);
-            fit_learn_all(&q, &n.c);
+            fit_learn_groups(&q, &n.c);
         }
     }
 }

@@ -244,7 +244,7 @@ static void randomize_moments(struct gpt *m) {
                 continue;
             for (int64_t j = 0; j < room; j++) {
                 const double sign = id == STATE_MOMENT1 ? test_uniform(&random) : fabs(test_uniform(&random));
-                values[j] = j < tensor_visible(t) ? (float)(sign * exp(4 * test_uniform(&random))) : 0;
+                values[j] = j < tensor_visible_elements(t) ? (float)(sign * exp(4 * test_uniform(&random))) : 0;
             }
             state_encode(native, values, format, room);
             optimizer_upload(o, (enum optimizer_state)id, t->offset, t->count, native);
@@ -423,7 +423,7 @@ static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
         for (int i = 0; i < a->table.num_tensors && optimizer_holds(&a->optimizer, (enum optimizer_state)id); i++) {
             const struct tensor *t = &a->table.tensors[i];
             const enum state_format format = optimizer_format(&a->optimizer, (enum optimizer_state)id, t);
-            const int64_t n = tensor_visible(t);
+            const int64_t n = tensor_visible_elements(t);
             char *x = (char *)test_alloc((size_t)(n + STATE_BLOCK) * 4),
                  *y = (char *)test_alloc((size_t)(n + STATE_BLOCK) * 4);
             optimizer_download(&a->optimizer, (enum optimizer_state)id, t->offset, n, x);
@@ -446,7 +446,7 @@ static void assert_converted(struct gpt *a, struct gpt *b, const char *what) {
             const enum state_format format = optimizer_format(&b->optimizer, state, t);
             if (format == FORMAT_NONE || optimizer_format(&a->optimizer, state, t) == FORMAT_NONE)
                 continue;
-            const int64_t n = tensor_visible(t), room = state_blocks(n) * STATE_BLOCK;
+            const int64_t n = tensor_visible_elements(t), room = state_blocks(n) * STATE_BLOCK;
             float *values = (float *)test_alloc((size_t)room * sizeof *values);
             char *expected = (char *)test_alloc((size_t)room * sizeof *values),
                  *got = (char *)test_alloc((size_t)room * sizeof *values);
@@ -509,7 +509,8 @@ static void states_of_the_other_optimizer_are_missed(void **state) {
     float *averages = state_values(a.m, STATE_AVERAGES), *loaded = state_values(c.m, STATE_MASTER);
     for (int i = 0; i < a.m->table.num_tensors; i++) {
         const struct tensor *t = &a.m->table.tensors[i];
-        assert_memory_equal(loaded + t->offset, averages + t->offset, (size_t)tensor_visible(t) * sizeof *loaded);
+        assert_memory_equal(loaded + t->offset, averages + t->offset,
+                            (size_t)tensor_visible_elements(t) * sizeof *loaded);
     }
     snprintf(path, sizeof path, "%s/checkpoints/step_00000031", folder);
     problem = model_load_checkpoint(a.m, path, &error);

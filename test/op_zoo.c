@@ -220,7 +220,7 @@ static void gradients_equal(const struct zoo_model *z, const char *prefix) {
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         if (!golden_find(z->golden, name))
             continue; // zero but for rounding
-        const int64_t n = huggingface_count(t);
+        const int64_t n = huggingface_elements(t);
         float *values = (float *)test_alloc((size_t)n * sizeof *values);
         assert_non_null(t->ours);
         huggingface_gather(values, t, fp32_gradients(m) + t->ours->offset, 0, t->rows);

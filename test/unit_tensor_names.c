@@ -229,7 +229,7 @@ static int assert_file_comes_back(struct folder_model *m, const char *path) {
         if (!t || tensor->dims != (t->cols ? 2 : 1) || (int)tensor->shape[0] != t->rows ||
             (t->cols && (int)tensor->shape[1] != t->cols))
             fail_msg("%s: %s %s", path, tensor->name, t ? "has another shape" : "is in no list");
-        const uint64_t count = (uint64_t)huggingface_count(t);
+        const uint64_t count = (uint64_t)huggingface_elements(t);
         unsigned char *raw = (unsigned char *)malloc((size_t)tensor->bytes);
         float *values = (float *)malloc((size_t)count * 4), *again = (float *)malloc((size_t)count * 4);
         assert_null(safetensors_read(&file, tensor, 0, tensor->bytes, raw, &error));

@@ -76,7 +76,7 @@ static void what_is_right_is_taken(void **state) {
             check_attention(reason, sizeof reason, &f.check, (enum judge_stage)stage, MULTIPROCESSORS, &largest,
                             &f.dev);
             assert_string_equal(reason, "");
-            assert_true(largest > 0 && largest < judge_bound(&f.judge) / 2);
+            assert_true(largest > 0 && largest < judge_allowed_distance(&f.judge) / 2);
         }
         fixture_free(&f);
     }
