@@ -82,10 +82,10 @@ struct attention_row {
     attention_backward_function *backward;
 };
 
-static size_t attention_flash_forward_bytes(struct attention_shape s, struct device *dev) {
+static size_t attention_flash_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return flash_forward_workspace_bytes(s, dev);
 }
-static size_t attention_flash_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
+static size_t attention_flash_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return flash_backward_workspace_bytes(s, dev);
 }
 static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
@@ -99,10 +99,10 @@ static void attention_flash_backward(floatX *dqkv, const floatX *dout, const flo
     flash_backward(dqkv, dout, qkv, out, (const float *)saved, s, dropout, options.amax, workspace, dev);
 }
 
-static size_t attention_sm90_forward_bytes(struct attention_shape s, struct device *dev) {
+static size_t attention_sm90_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return sm90_forward_workspace_bytes(s);
 }
-static size_t attention_sm90_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
+static size_t attention_sm90_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return sm90_backward_workspace_bytes(s);
 }
 // Calls sm90_forward with attention_forward's arguments. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
@@ -118,10 +118,10 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
 }
 
 // Returns the larger of cuDNN's and flash's bytes: planning may not know the shapes that flash computes for cuDNN.
-static size_t attention_fused_forward_bytes(struct attention_shape s, struct device *dev) {
+static size_t attention_fused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
-static size_t attention_fused_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
+static size_t attention_fused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
 // Calls fused_forward (cuDNN) with attention_forward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
@@ -136,10 +136,10 @@ static void attention_fused_backward(floatX *dqkv, const floatX *dout, const flo
     fused_backward(dqkv, dout, qkv, out, (const float *)saved, s, options.any_order, options.amax, workspace, dev);
 }
 
-static size_t attention_unfused_forward_bytes(struct attention_shape s, struct device *dev) {
+static size_t attention_unfused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return unfused_forward_workspace_bytes(s, dev);
 }
-static size_t attention_unfused_backward_bytes(struct attention_shape s, bool any_order, struct device *dev) {
+static size_t attention_unfused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return unfused_backward_workspace_bytes(s, dev);
 }
 static void attention_unfused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
@@ -161,8 +161,8 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                false,
                                                false,
                                                false,
-                                               attention_flash_forward_bytes,
-                                               attention_flash_backward_bytes,
+                                               attention_flash_forward_workspace_bytes,
+                                               attention_flash_backward_workspace_bytes,
                                                NULL,
                                                attention_flash_forward,
                                                attention_flash_backward},
@@ -172,8 +172,8 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                               false,
                                               true,
                                               true,
-                                              attention_sm90_forward_bytes,
-                                              attention_sm90_backward_bytes,
+                                              attention_sm90_forward_workspace_bytes,
+                                              attention_sm90_backward_workspace_bytes,
                                               sm90_bias_chunks,
                                               attention_sm90_forward,
                                               attention_sm90_backward},
@@ -183,8 +183,8 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                false,
                                                false,
                                                false,
-                                               attention_fused_forward_bytes,
-                                               attention_fused_backward_bytes,
+                                               attention_fused_forward_workspace_bytes,
+                                               attention_fused_backward_workspace_bytes,
                                                NULL,
                                                attention_fused_forward,
                                                attention_fused_backward},
@@ -194,8 +194,8 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                                  true,
                                                  false,
                                                  false,
-                                                 attention_unfused_forward_bytes,
-                                                 attention_unfused_backward_bytes,
+                                                 attention_unfused_forward_workspace_bytes,
+                                                 attention_unfused_backward_workspace_bytes,
                                                  NULL,
                                                  attention_unfused_forward,
                                                  attention_unfused_backward};

@@ -1,8 +1,7 @@
 // The memory of a training step, planned before anything is allocated. The schedule of a step runs once in plan mode:
 // each op starts a phase, each access of a buffer is a touch, nothing is computed. So the lifetimes come from the code
 // that will run. plan_place then finds an offset for every buffer, such that buffers that never live together may share
-// bytes. Each arena is one allocation. What is offloaded has a buffer in host memory too; the plan counts the bytes
-// that are copied between device and host.
+// bytes. Each arena is one allocation. What is offloaded has a buffer in host memory too; bytes copied are counted.
 #pragma once
 #include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes

@@ -1,5 +1,4 @@
-// The choices of options: for each option a list of rows, X(enumerator, "name", ...), from which both the enum and the
-// names that users write are made.
+// The choices of options: each option's list of rows, X(enumerator, "name", ...), makes the enum and the users' names.
 #pragma once
 #include "runtime/schedule.h" // LR_DECAY_STYLES, whose rows have the same form
 #include <math.h>             // sqrt

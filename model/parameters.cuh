@@ -505,8 +505,7 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
 }
 
 // Adds a tensor at the end of p->tensors and of a layout: p->trained, all of them before p->frozen's. layer -1: of the
-// whole model, else "layer.N." goes before its name. A frozen linear weight of `format` FP8 or NF4 takes stored bytes
-// instead of the layout's elements.
+// whole model, else "layer.N." goes before its name. A frozen linear weight of `format` FP8 or NF4 takes stored bytes.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {

@@ -202,8 +202,7 @@ static void *timeline_pointer(const struct timeline *t, int id) {
 }
 
 // Returns the address of a buffer of a packed arena (timeline_pointer), or, when planning, makes it live in this phase
-// and returns NULL. *id: the buffer's in the plan; -1 before its first touch, which adds it: only then bytes, category,
-// name and layer (-1: none) are read.
+// and returns NULL. *id: the buffer's in the plan; -1: the first touch, which adds the buffer and reads what follows.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)

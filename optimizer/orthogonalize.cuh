@@ -30,8 +30,7 @@ struct newton_schulz {
 
 // The iterations of the option's types. simple: Jordan's coefficients, as in torch.optim.Muon; quintic and deepseekv4:
 // Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv 2505.16932), which divides by a little more
-// than the norm, since rounding could leave a singular value above 1; classic: a quintic with a fixed point of slope 0
-// at 1, which the steps converge to.
+// than the norm, since rounding could leave a singular value above 1; classic: a quintic of slope 0 at fixed point 1.
 static const struct newton_schulz newton_schulz_simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
 static const struct newton_schulz newton_schulz_quintic = {{{4.0848, -6.8946, 2.9270},
                                                             {3.9505, -6.3029, 2.6377},
