@@ -2,8 +2,7 @@
 // All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
 // 9.0 and fused also compute bidirectional attention (shape.full). For backward, flash and fused keep one log-sum-exp
 // per row, unfused the T x T probabilities, which --recompute-granularity selective drops (recompute.cuh). The cuda
-// target has two flash backends; the one for compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's,
-// for bf16, of a library loaded at run time.
+// target has two flash backends; the one for 9.0 is faster, for fewer shapes. Fused: cuDNN's, bf16, loaded at run time.
 #pragma once
 #include "kernels/attention/decode.cuh"  // attention_decode
 #include "kernels/attention/flash.cuh"   // what flash_* and sm90_* are

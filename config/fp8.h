@@ -121,8 +121,7 @@ static inline void config_resolve_fp8_attention(struct config *c) {
             fail("%s does not go with %s: %s, or leave %s out", option, lacks[i].what, lacks[i].change, option);
 }
 
-// Sets FP8's options that were left open, of resolved sizes; contradictions end the program. A run that does not train
-// computes in bf16 or fp32, whatever they say.
+// Sets FP8's options left open, of resolved sizes; contradictions end the program. Only a run that trains is in FP8.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

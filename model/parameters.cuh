@@ -399,8 +399,7 @@ struct tensor {
     int stream;            // random stream of the initial values, NO_STREAM: constants
     bool frozen;           // not trained: in the flat buffer of frozen tensors
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
-    // A frozen weight of a linear layer that is not FROZEN_FLOATX has no elements in a flat buffer: it begins at byte
-    // stored_at of the stored weights.
+    // A frozen linear weight that is not FROZEN_FLOATX is in no flat buffer, but at byte stored_at of stored weights.
     enum frozen_format format;
     int64_t stored_at;
 };

@@ -17,8 +17,7 @@
 #include "recompute.cuh"             // struct recompute_policy
 #include "zero/gradients.cuh"        // struct zero: parameters and gradients, whole or sharded
 
-// Device events (device_event_record). EVENT_BATCH and EVENT_RESULTS are the first of two: EVENT + slot, slot 0 or 1.
-// EVENT_START: a step begins while no other is in flight.
+// Events of the device (device_event_record). BATCH, RESULTS: + slot 0 or 1. START: a step begins, no other in flight.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
 
 // Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.

@@ -24,8 +24,7 @@ struct attention_choice {
     char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
-// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids the backend, 1, empty or
-// unset allows it. Another value ends the program.
+// Whether an environment variable forbids a backend: 0 does; 1, empty and unset do not; others end the program.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -48,8 +47,7 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_row(backend)->variable);
 }
-// Whether a backend's row lacks what the shape and the dropout ask for. If so, writes what the row lacks to `reason`
-// (size bytes); else leaves `reason` as it was.
+// Whether a backend's row lacks what shape and dropout ask for; only then writes what to `reason` (size bytes).
 static bool attention_lacks(char *reason, size_t size, enum attention_backend backend, struct attention_shape shape,
                             float dropout) {
     const char *lacks = attention_refusal(backend, attention_asked(shape, dropout));

@@ -66,8 +66,7 @@ static double fit_update_on_bus_s(double update_s, double to_host, double to_dev
 }
 
 // Returns the seconds that `count` layers of a kind wait for the bus in a micro-step. away, weights, gradients: bytes
-// of a layer that are offloaded; away: of activations. A layer takes as long as the slower of two: its computation,
-// with what the device copies by itself, and the bus.
+// of a layer that are offloaded; away: of activations. A layer takes as long as its computation or the bus does.
 static double fit_exposed_s(const struct fit_space *s, int kind, int count, double away, double weights,
                             double gradients) {
     const double HIDES = 1.1; // a copy begins before the last phase of a layer ends

@@ -91,8 +91,7 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     parameters_free(&table);
 }
 
-// Returns which parameters are frozen, (L + 1, PARAM_COUNT), for parameters_create; the caller frees them. NULL: none.
-// Ends the program where --freeze can't be followed.
+// Returns which parameters are frozen, (L + 1, PARAM_COUNT), for free(); NULL: none. A bad --freeze ends the program.
 static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     if (!config_freezes(c))
         return NULL;

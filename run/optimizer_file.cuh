@@ -1,8 +1,7 @@
 // optimizer.safetensors: which tensors hold which state, and their bytes. Each state is under our own tensors' names,
 // NAME.TENSOR, without padded rows, in the format that it is stored in: fp32 as F32, bf16 as BF16, 8 bits as U8 codes
 // (kernels/state_format.cuh) of the tensor's shape, and beside them NAME.TENSOR.scale, F32, one for each 128 elements
-// in flat order; what the last block has after the tensor is 0. Master weights are F32, and only there where the
-// parameters in model.safetensors are not exact.
+// in flat order; what the last block has after the tensor is 0. Master weights: F32, if model.safetensors is not exact.
 #pragma once
 #include "formats/safetensors.h" // struct safetensors_tensor
 #include "optimizer/state.cuh"   // enum optimizer_state, optimizer_format

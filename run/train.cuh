@@ -212,8 +212,7 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs each set's loss of the validation after step `done`, prints its result, and asks for a checkpoint of a new best
-// one, with --save-best. Every rank calls this.
+// Logs and prints the validation after step `done`; asks for a checkpoint of a new best one. Every rank calls this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;

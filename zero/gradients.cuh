@@ -90,8 +90,7 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the padding between and after a unit's tensors in `whole`, the unit's gradients in fp32 (NULL: nothing): no op
-// writes padding, but reductions and the norm read it.
+// Zeroes the padding in `whole`, a unit's fp32 gradients (NULL: nothing): no op writes it; reductions and norm read it.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // after the tensors so far
