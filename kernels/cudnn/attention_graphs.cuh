@@ -124,6 +124,20 @@ static struct cudnn_tensor fused_masked(struct cudnn_builder *b, const struct fu
     return masked;
 }
 
+// Returns the softmax of each row of scores, as a virtual tensor of `type`. The rows' log-sum-exps go to lse.
+static struct cudnn_tensor fused_softmax(struct cudnn_builder *b, struct cudnn_tensor scores, struct cudnn_tensor lse,
+                                         enum cudnn_data_type type) {
+    const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
+    const struct cudnn_function add = {CUDNN_POINTWISE_ADD, F, 0};
+    const struct cudnn_tensor largest = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_MAX, scores);
+    const struct cudnn_tensor below = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, scores, &largest, F);
+    const struct cudnn_tensor weights = cudnn_pointwise(b, CUDNN_POINTWISE_EXP, below, NULL, F);
+    const struct cudnn_tensor sum = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_ADD, weights);
+    const struct cudnn_tensor log_sum = cudnn_pointwise(b, CUDNN_POINTWISE_LOG, sum, NULL, F);
+    cudnn_pointwise_to(b, add, largest, &log_sum, NULL, lse);
+    return cudnn_pointwise(b, CUDNN_POINTWISE_DIV, weights, &sum, type);
+}
+
 // Builds forward as a graph of operations, which write out and lse.
 static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
@@ -133,18 +147,10 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     const struct cudnn_tensor v = fused_view_of(b, k, FUSED_V, k->groups, row, false).tensor;
     const struct cudnn_tensor out = fused_view_of(b, k, FUSED_OUT, k->heads, out_row, false).tensor;
     const struct cudnn_tensor lse = fused_rows(b, k, FUSED_LSE), scale = cudnn_number(b, FUSED_SCALE);
-    const struct cudnn_function add = {CUDNN_POINTWISE_ADD, F, 0};
 
     const struct cudnn_tensor products = cudnn_matmul(b, q, kt, F);
     const struct cudnn_tensor scores = fused_masked(b, k, cudnn_pointwise(b, CUDNN_POINTWISE_MUL, products, &scale, F));
-    const struct cudnn_tensor largest = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_MAX, scores);
-    const struct cudnn_tensor below = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, scores, &largest, F);
-    const struct cudnn_tensor weights = cudnn_pointwise(b, CUDNN_POINTWISE_EXP, below, NULL, F);
-    const struct cudnn_tensor sum = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_ADD, weights);
-    const struct cudnn_tensor log_sum = cudnn_pointwise(b, CUDNN_POINTWISE_LOG, sum, NULL, F);
-    cudnn_pointwise_to(b, add, largest, &log_sum, NULL, lse);
-    const struct cudnn_tensor p = cudnn_pointwise(b, CUDNN_POINTWISE_DIV, weights, &sum, CUDNN_DATA_BFLOAT16);
-    cudnn_matmul_to(b, p, v, out);
+    cudnn_matmul_to(b, fused_softmax(b, scores, lse, CUDNN_DATA_BFLOAT16), v, out);
 }
 
 // Builds forward as one operation, with the mask as a graph within it, in a builder without operations.

@@ -7,7 +7,7 @@
 // graphs, and is cudnn-frontend's (3929da2, node/scaled_dot_product_flash_attention.h, node/sdpa_fp8_bwd.h and
 // node/matmul_fp8.h). Forward as one operation is left out: NVRTC fails where the mask is within it (cuDNN 9.28).
 #pragma once
-#include "kernels/cudnn/attention_graphs.cuh" // struct fused_key, fused_view_as, fused_masked
+#include "kernels/cudnn/attention_graphs.cuh" // struct fused_key, fused_view_as, fused_softmax
 
 // Returns the type of q, k, v, P and out.
 static enum cudnn_data_type fused_fp8_forward_type(const struct fused_key *k) { return CUDNN_DATA_FP8_E4M3; }
@@ -25,13 +25,34 @@ static struct cudnn_tensor fused_fp8_times(struct cudnn_builder *b, struct cudnn
 static void fused_fp8_amax(struct cudnn_builder *b, struct cudnn_tensor x, enum fused_tensor id) {
     cudnn_reduce_to(b, CUDNN_REDUCE_TENSOR_AMAX, x, cudnn_cell(b, id));
 }
-// Returns the scores of codes q and k, (B, H, T, T) fp32, multiplied by attention's scale and both descales, unmasked.
-static struct cudnn_tensor fused_fp8_scores(struct cudnn_builder *b, struct cudnn_tensor q, struct cudnn_tensor kt,
-                                            struct cudnn_tensor scale, struct cudnn_tensor descale_q,
-                                            struct cudnn_tensor descale_k) {
+// What forward and backward read alike, and what codes are multiplied by to be read.
+struct fused_fp8_inputs {
+    struct cudnn_tensor q, v, lse, scale; // v: of backward (B, groups, D, T)
+    struct fused_view kt;                 // (B, groups, D, T)
+    struct cudnn_tensor descale_q, descale_k, descale_v, descale_p;
+};
+// Creates the inputs; lse is an input of backward, and an output of forward.
+static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, const struct fused_key *k) {
+    const enum cudnn_data_type type = fused_fp8_forward_type(k);
+    const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;
+    struct fused_fp8_inputs x;
+    x.q = fused_view_as(b, k, type, FUSED_Q, k->heads, row, false).tensor;
+    x.kt = fused_view_as(b, k, type, FUSED_K, k->groups, row, true);
+    x.v = fused_view_as(b, k, type, FUSED_V, k->groups, row, k->backward != 0).tensor;
+    x.lse = fused_rows(b, k, FUSED_LSE);
+    x.scale = cudnn_number(b, FUSED_SCALE);
+    x.descale_q = cudnn_cell(b, FUSED_DESCALE_Q);
+    x.descale_k = cudnn_cell(b, FUSED_DESCALE_K);
+    x.descale_v = cudnn_cell(b, FUSED_DESCALE_V);
+    x.descale_p = cudnn_cell(b, FUSED_DESCALE_P);
+    return x;
+}
+// Returns the scores of codes q and k, (B, H, T, T) fp32, multiplied by attention's scale and both descales, masked.
+static struct cudnn_tensor fused_fp8_scores(struct cudnn_builder *b, const struct fused_key *k,
+                                            const struct fused_fp8_inputs *x) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
-    const struct cudnn_tensor scaled = fused_fp8_times(b, cudnn_matmul(b, q, kt, F), scale, F);
-    return fused_fp8_times(b, fused_fp8_times(b, scaled, descale_q, F), descale_k, F);
+    const struct cudnn_tensor scaled = fused_fp8_times(b, cudnn_matmul(b, x->q, x->kt.tensor, F), x->scale, F);
+    return fused_masked(b, k, fused_fp8_times(b, fused_fp8_times(b, scaled, x->descale_q, F), x->descale_k, F));
 }
 
 // An output of a graph: its ids, and the type of its codes.
@@ -62,27 +83,14 @@ static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, 
 // Builds forward, which writes out, its amax unless k->wide, lse and the amax of P: 22 operations of causal attention.
 static void fused_fp8_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k);
-    const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
-    const struct cudnn_tensor q = fused_view_as(b, k, type, FUSED_Q, k->heads, row, false).tensor;
-    const struct cudnn_tensor kt = fused_view_as(b, k, type, FUSED_K, k->groups, row, true).tensor;
-    const struct cudnn_tensor v = fused_view_as(b, k, type, FUSED_V, k->groups, row, false).tensor;
-    const struct cudnn_tensor lse = fused_rows(b, k, FUSED_LSE), scale = cudnn_number(b, FUSED_SCALE);
-    const struct cudnn_tensor descale_q = cudnn_cell(b, FUSED_DESCALE_Q), descale_k = cudnn_cell(b, FUSED_DESCALE_K);
-    const struct cudnn_tensor descale_v = cudnn_cell(b, FUSED_DESCALE_V), descale_p = cudnn_cell(b, FUSED_DESCALE_P);
-    const struct cudnn_function add = {CUDNN_POINTWISE_ADD, F, 0};
+    const int64_t out_row = k->heads * k->head_dim;
+    const struct fused_fp8_inputs x = fused_fp8_inputs_of(b, k);
     const struct fused_fp8_output out = {FUSED_OUT, FUSED_SCALE_OUT, FUSED_AMAX_OUT, type, k->heads, out_row};
 
-    const struct cudnn_tensor scores = fused_masked(b, k, fused_fp8_scores(b, q, kt, scale, descale_q, descale_k));
-    const struct cudnn_tensor largest = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_MAX, scores);
-    const struct cudnn_tensor below = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, scores, &largest, F);
-    const struct cudnn_tensor weights = cudnn_pointwise(b, CUDNN_POINTWISE_EXP, below, NULL, F);
-    const struct cudnn_tensor sum = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_ADD, weights);
-    const struct cudnn_tensor log_sum = cudnn_pointwise(b, CUDNN_POINTWISE_LOG, sum, NULL, F);
-    cudnn_pointwise_to(b, add, largest, &log_sum, NULL, lse);
-    const struct cudnn_tensor p = cudnn_pointwise(b, CUDNN_POINTWISE_DIV, weights, &sum, F);
+    const struct cudnn_tensor p = fused_softmax(b, fused_fp8_scores(b, k, &x), x.lse, F);
     fused_fp8_amax(b, p, FUSED_AMAX_P);
     const struct cudnn_tensor codes = fused_fp8_times(b, p, cudnn_cell(b, FUSED_SCALE_P), type);
-    fused_fp8_write(b, k, cudnn_matmul(b, codes, v, F), descale_p, descale_v, out);
+    fused_fp8_write(b, k, cudnn_matmul(b, codes, x.v, F), x.descale_p, x.descale_v, out);
 }
 
 // Returns the transposed of codes of scores, (B, H, T, T).
@@ -97,14 +105,9 @@ static void fused_fp8_backward_graph(struct cudnn_builder *b, const struct fused
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k),
                                dtype = fused_fp8_backward_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
-    const struct cudnn_tensor q = fused_view_as(b, k, type, FUSED_Q, k->heads, row, false).tensor;
-    const struct fused_view kt = fused_view_as(b, k, type, FUSED_K, k->groups, row, true);
-    const struct cudnn_tensor vt = fused_view_as(b, k, type, FUSED_V, k->groups, row, true).tensor;
+    const struct fused_fp8_inputs x = fused_fp8_inputs_of(b, k);
     const struct cudnn_tensor out = fused_view_as(b, k, type, FUSED_OUT, k->heads, out_row, false).tensor;
     const struct cudnn_tensor dout = fused_view_as(b, k, dtype, FUSED_DOUT, k->heads, out_row, false).tensor;
-    const struct cudnn_tensor lse = fused_rows(b, k, FUSED_LSE), scale = cudnn_number(b, FUSED_SCALE);
-    const struct cudnn_tensor descale_q = cudnn_cell(b, FUSED_DESCALE_Q), descale_k = cudnn_cell(b, FUSED_DESCALE_K);
-    const struct cudnn_tensor descale_v = cudnn_cell(b, FUSED_DESCALE_V), descale_p = cudnn_cell(b, FUSED_DESCALE_P);
     const struct cudnn_tensor descale_out = cudnn_cell(b, FUSED_DESCALE_OUT);
     const struct cudnn_tensor descale_dout = cudnn_cell(b, FUSED_DESCALE_DOUT);
     const struct cudnn_tensor descale_ds = cudnn_cell(b, FUSED_DESCALE_DS);
@@ -116,24 +119,23 @@ static void fused_fp8_backward_graph(struct cudnn_builder *b, const struct fused
     struct cudnn_tensor row_sums = cudnn_reduce_rows(b, CUDNN_REDUCE_TENSOR_ADD, weighed);
     row_sums = fused_fp8_times(b, fused_fp8_times(b, row_sums, descale_dout, F), descale_out, F);
 
-    const struct cudnn_tensor scores =
-        fused_masked(b, k, fused_fp8_scores(b, q, kt.tensor, scale, descale_q, descale_k));
-    const struct cudnn_tensor logs = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, scores, &lse, F);
+    const struct cudnn_tensor scores = fused_fp8_scores(b, k, &x);
+    const struct cudnn_tensor logs = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, scores, &x.lse, F);
     const struct cudnn_tensor p = cudnn_pointwise(b, CUDNN_POINTWISE_EXP, logs, NULL, F);
     const struct cudnn_tensor p_codes = fused_fp8_times(b, p, cudnn_cell(b, FUSED_SCALE_P), type);
     const struct cudnn_tensor p_turned = fused_fp8_turned(b, k, p_codes, type);
-    fused_fp8_write(b, k, cudnn_matmul(b, p_turned, dout, F), descale_p, descale_dout, dv);
+    fused_fp8_write(b, k, cudnn_matmul(b, p_turned, dout, F), x.descale_p, descale_dout, dv);
 
-    const struct cudnn_tensor dp_sums = cudnn_matmul(b, dout, vt, F);
-    const struct cudnn_tensor dp = fused_fp8_times(b, fused_fp8_times(b, dp_sums, descale_dout, F), descale_v, F);
+    const struct cudnn_tensor dp_sums = cudnn_matmul(b, dout, x.v, F);
+    const struct cudnn_tensor dp = fused_fp8_times(b, fused_fp8_times(b, dp_sums, descale_dout, F), x.descale_v, F);
     const struct cudnn_tensor centered = cudnn_pointwise(b, CUDNN_POINTWISE_SUB, dp, &row_sums, F);
     const struct cudnn_tensor unscaled = cudnn_pointwise(b, CUDNN_POINTWISE_MUL, centered, &p, F);
-    const struct cudnn_tensor ds = fused_fp8_times(b, unscaled, scale, F);
+    const struct cudnn_tensor ds = fused_fp8_times(b, unscaled, x.scale, F);
     fused_fp8_amax(b, ds, FUSED_AMAX_DS);
     const struct cudnn_tensor ds_codes = fused_fp8_times(b, ds, cudnn_cell(b, FUSED_SCALE_DS), dtype);
 
-    const struct cudnn_tensor keys = cudnn_transposed(b, kt.tensor, type, kt.strides);
-    fused_fp8_write(b, k, cudnn_matmul(b, ds_codes, keys, F), descale_ds, descale_k, dq);
+    const struct cudnn_tensor keys = cudnn_transposed(b, x.kt.tensor, type, x.kt.strides);
+    fused_fp8_write(b, k, cudnn_matmul(b, ds_codes, keys, F), descale_ds, x.descale_k, dq);
     const struct cudnn_tensor ds_turned = fused_fp8_turned(b, k, ds_codes, dtype);
-    fused_fp8_write(b, k, cudnn_matmul(b, ds_turned, q, F), descale_ds, descale_q, dk);
+    fused_fp8_write(b, k, cudnn_matmul(b, ds_turned, x.q, F), descale_ds, x.descale_q, dk);
 }
