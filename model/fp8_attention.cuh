@@ -104,11 +104,9 @@ static void cast_attention_gradient(struct at at) {
         return;
     phase_at(at, PHASES_BACKWARD, "cast for attention");
     const floatX *datt = d_rows(at, SLOT_D_ATT, width);
-    struct fp8_cast to = empty_cast(fp8_attention_scale(&m->fp8, at.l, FP8_ATTENTION_DOUT), NULL);
-    to.rows.codes = dout_codes(m, at.l);
-    to.rows.format = m->fp8.gradients;
-    RUN(m, fp8_amax(&to.scale->amax, datt, N * width, m->dev));
-    RUN(m, fp8_cast(to, datt, N, width, NULL, m->dev));
+    struct fp8_scale *scale = fp8_attention_scale(&m->fp8, at.l, FP8_ATTENTION_DOUT);
+    fp8 *codes = dout_codes(m, at.l);
+    RUN(m, fp8_cast_with_amax(codes, scale, m->fp8.gradients, datt, N, width, m->dev));
 }
 // Computes attention's gradient in FP8, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
 static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {

@@ -4,7 +4,7 @@
 #include "kernels/cudnn/attention.cuh" // fused_close
 #include "kernels/device_queue.cuh"    // device_open
 #include "kernels/fp8/attention_rules.cuh"
-#include "kernels/fp8/cast.cuh" // fp8_cast, fp8_transpose
+#include "kernels/fp8/cast.cuh" // fp8_cast_with_amax, fp8_transpose
 #include "test/fp8_reference.h"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -123,17 +123,6 @@ static void layer_free(struct layer *l) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
-// Casts a matrix (n) by one scale, with its amax.
-static void cast_all(fp8 *codes, struct fp8_scale *scale, enum fp8_format format, const floatX *x, int64_t n) {
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
-    to.rows.codes = codes;
-    to.rows.inverse = &scale->inverse;
-    to.rows.format = format;
-    to.scale = scale;
-    fp8_amax(&scale->amax, x, n, &dev);
-    fp8_cast(to, x, n / 16, 16, NULL, &dev);
-}
 // Does what a model does in forward, the projection's cast of O too.
 static void layer_forward(struct layer *l, bool first) {
     fp8_attention_cast(l->qkv8, l->qkv, l->call, first, &dev);
@@ -146,11 +135,12 @@ static void layer_forward(struct layer *l, bool first) {
     for (int64_t i = 0; i < out_count(l->shape); i++)
         largest = fp8_magnitude(to_float(l->out[i])) > largest ? fp8_magnitude(to_float(l->out[i])) : largest;
     assert_int_equal(l->call.out->amax, largest);
-    cast_all(l->out8, l->call.out, FP8_E4M3, l->out, out_count(l->shape));
+    fp8_cast_with_amax(l->out8, l->call.out, FP8_E4M3, l->out, out_count(l->shape) / 16, 16, &dev);
     device_synchronize(&dev);
 }
 static void layer_backward(struct layer *l) {
-    cast_all(l->dout8, l->call.scales[FP8_ATTENTION_DOUT], l->call.gradients, l->dout, out_count(l->shape));
+    fp8_cast_with_amax(l->dout8, l->call.scales[FP8_ATTENTION_DOUT], l->call.gradients, l->dout,
+                       out_count(l->shape) / 16, 16, &dev);
     fp8_attention_backward(l->dqkv, l->dout8, l->qkv8, l->out8, l->lse, l->call, l->amax, l->workspace, &dev);
     device_synchronize(&dev);
 }

@@ -11,7 +11,7 @@
 #include "kernels/device_memory.cuh"   // device_allocate, device_upload, device_download
 #include "kernels/device_queue.cuh"    // device_synchronize
 #include "kernels/fp8/attention.cuh"   // struct fp8_attention
-#include "kernels/fp8/cast.cuh"        // fp8_amax, fp8_cast
+#include "kernels/fp8/cast.cuh"        // fp8_cast_with_amax
 
 // Two attentions in bf16 are less than a hundredth apart (fused_distance); with a wrong scale, mask or heads they are
 // tens of times further apart.
@@ -231,18 +231,6 @@ struct fp8_check {
     fp8 *qkv8, *dout8, *out8;
 };
 enum { FP8_CHECK_SCALES = (FP8_ATTENTION_TENSORS + 1) * sizeof(struct fp8_scale) };
-// Encodes x (T, out_row) by the scale of its amax.
-static void fp8_check_encode(const struct fp8_check *f, fp8 *codes, struct fp8_scale *scale, enum fp8_format format,
-                             const floatX *x, struct device *dev) {
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
-    to.rows.codes = codes;
-    to.rows.inverse = &scale->inverse;
-    to.rows.format = format;
-    to.scale = scale;
-    fp8_amax(&scale->amax, x, f->c.shape.T * f->c.out_row, dev);
-    fp8_cast(to, x, f->c.shape.T, f->c.out_row, NULL, dev);
-}
 // Allocates all that FP8 attention and flash need, the codes of q, k, v and dout made; fp8_check_close frees it.
 static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_attention_demands demands,
                                        struct device *dev) {
@@ -269,7 +257,7 @@ static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_
         f.a.scales[i] = f.scales + i;
     fp8_attention_cast(f.qkv8, f.c.qkv, f.a, true, dev);
     fp8_attention_read_back(f.c.qkv, f.qkv8, f.a.scales, FP8_E4M3, shape, dev);
-    fp8_check_encode(&f, f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, f.c.dout, dev);
+    fp8_cast_with_amax(f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, f.c.dout, shape.T, f.c.out_row, dev);
     fp8_read_back(f.c.dout, f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, shape.T * f.c.out_row, dev);
     return f;
 }
@@ -291,7 +279,7 @@ static struct fused_results fp8_check_run(struct fp8_check *f, struct device *de
     if (fp8_out)
         fp8_read_back(f->c.out, f->out8, f->a.out, FP8_E4M3, f->c.shape.T * f->c.out_row, dev);
     else
-        fp8_check_encode(f, f->out8, f->a.out, FP8_E4M3, f->c.out, dev);
+        fp8_cast_with_amax(f->out8, f->a.out, FP8_E4M3, f->c.out, f->c.shape.T, f->c.out_row, dev);
     results.out = fused_check_download(f->c.out, f->c.out_bytes, dev);
     if (!f->a.full)
         return results;

@@ -2,6 +2,7 @@
 // On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 only by rows: backward needs operands transposed in memory.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // struct fp8_matrix, struct fp8_cast
+#include <string.h>            // memset
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
 __BEGIN_DECLS
@@ -16,6 +17,17 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 // FP8_128X128: the forms hold the same codes. Scales of blocks are fp8_scale_of of their amax, rounded down to a power
 // of two. M and N are multiples of 16; for blocks, of 128. workspace: may be NULL where to.dbias is NULL.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
+// Merges the amax of x (M, N) into scale->amax, then casts x to codes (M, N) by one scale.
+static inline void fp8_cast_with_amax(fp8 *codes, struct fp8_scale *scale, enum fp8_format format, const floatX *x,
+                                      int64_t M, int64_t N, struct device *dev) {
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.rows.codes = codes;
+    to.rows.format = format;
+    to.scale = scale;
+    fp8_amax(&scale->amax, x, M * N, dev);
+    fp8_cast(to, x, M, N, NULL, dev);
+}
 // columns (N, M) = the transpose of rows (M, N), codes by one scale; M and N are multiples of 16.
 void fp8_transpose(fp8 *columns, const fp8 *rows, int64_t M, int64_t N, struct device *dev);
 __END_DECLS
