@@ -148,11 +148,36 @@ static void fused_compare(char *reason, size_t size, const struct fused_check *c
     }
 }
 
-// Writes to `reason` (size bytes) what is wrong with `theirs`, which were computed again; empty: nothing. Results without
-// a backward have no dqkv. bounds (4): as fused_compare takes them. any_order: backward's bits may differ.
-static void fused_judge(char *reason, size_t size, const struct fused_check *c, const struct fused_library *library,
+// Sets *shape to one sequence of FUSED_CHECK_TOKENS of a shape. Whether flash takes it on an open device, to be compared.
+static bool fused_check_compares(struct attention_shape *shape, struct attention_shape like, struct device *dev) {
+    char reason[256];
+    *shape = like;
+    shape->B = 1;
+    shape->T = FUSED_CHECK_TOKENS;
+    if (!dev->open)
+        return false;
+    flash_unavailable_reason(reason, sizeof reason, *shape, dev);
+    return !*reason;
+}
+// Returns the library, in whose `broken` a failed call is noted until fused_judge, in place of ending the program.
+static struct fused_library *fused_check_begin(struct device *dev) {
+    struct fused_library *library = fused_library_of(dev);
+    library->checks = true;
+    library->broken[0] = 0;
+    return library;
+}
+// Frees the results; NULL: there are none.
+static void fused_results_free(struct fused_results results) {
+    free(results.out);
+    free(results.dqkv);
+}
+// Ends what fused_check_begin began. Writes to `reason` (size bytes) what is wrong with `theirs`, which were computed
+// again; empty: nothing. Results without a backward have no dqkv; all are freed. bounds (4): as fused_compare takes
+// them. any_order: backward's bits may differ.
+static void fused_judge(char *reason, size_t size, const struct fused_check *c, struct fused_library *library,
                         struct fused_results ours, struct fused_results theirs, struct fused_results again,
                         const double *bounds, bool any_order, double *largest) {
+    library->checks = false;
     reason[0] = 0;
     if (*library->broken)
         snprintf(reason, size, "it can't be run on this GPU: %s", library->broken);
@@ -164,16 +189,13 @@ static void fused_judge(char *reason, size_t size, const struct fused_check *c, 
         snprintf(reason, size,
                  "its deterministic backward pass, computed again on this GPU, gives other bits "
                  "(--deterministic-mode=false allows that)");
-}
-// Frees the results; NULL: there are none.
-static void fused_results_free(struct fused_results results) {
-    free(results.out);
-    free(results.dqkv);
+    fused_results_free(ours);
+    fused_results_free(theirs);
+    fused_results_free(again);
 }
 // Writes to `reason` (size bytes) what is wrong with fused, as it is asked now, for the shape's heads; empty: nothing.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
-    struct fused_library *library = fused_library_of(dev);
     fused_refuses_order(reason, size, shape, order, dev);
     if (*reason)
         return;
@@ -183,33 +205,21 @@ static void fused_check_form(char *reason, size_t size, struct attention_shape s
         shape, order,
         fused_check_larger(fused_forward_workspace_bytes(shape, dev), fused_workspace_bytes(&backward, dev)), dev);
     struct fused_results ours, theirs, again;
-    library->checks = true;
-    library->broken[0] = 0;
+    struct fused_library *library = fused_check_begin(dev);
     ours.out = fused_check_forward(&c, false, dev);
     ours.dqkv = fused_check_backward(&c, false, dev);
     theirs.out = fused_check_forward(&c, true, dev);
     theirs.dqkv = fused_check_backward(&c, true, dev);
     again.out = fused_check_forward(&c, true, dev);
     again.dqkv = fused_check_backward(&c, true, dev);
-    library->checks = false;
     fused_judge(reason, size, &c, library, ours, theirs, again, bounds, order == FUSED_SUM_ANY, &library->distance);
     fused_check_close(&c);
-    fused_results_free(ours);
-    fused_results_free(theirs);
-    fused_results_free(again);
 }
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev) {
-    struct attention_shape shape = like;
-    shape.B = 1;
-    shape.T = FUSED_CHECK_TOKENS;
+    struct attention_shape shape;
     reason[0] = 0;
-    if (!dev->open)
+    if (!fused_check_compares(&shape, like, dev))
         return;
-    flash_unavailable_reason(reason, size, shape, dev);
-    if (*reason) {
-        reason[0] = 0;
-        return;
-    }
     struct fused_library *library = fused_library_of(dev);
     const enum fused_order order = fused_order_of(like, any_order, dev); // by the model's length
     fused_check_form(reason, size, shape, order, dev);
@@ -289,33 +299,23 @@ static struct fused_results fp8_check_run(struct fp8_check *f, struct device *de
 }
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
                          struct device *dev) {
-    struct attention_shape shape = like;
+    struct attention_shape shape;
     struct fused_results ours = {NULL, NULL};
     double largest = 0;
-    shape.B = 1;
-    shape.T = FUSED_CHECK_TOKENS;
+    const bool compares = fused_check_compares(&shape, like, dev);
     reason[0] = 0;
-    if (!dev->open)
-        return;
-    flash_unavailable_reason(reason, size, shape, dev);
-    const bool compares = !*reason;
-    fp8_attention_unavailable_reason(reason, size, shape, demands, dev);
+    if (dev->open)
+        fp8_attention_unavailable_reason(reason, size, shape, demands, dev);
     if (*reason || !compares)
         return;
-    struct fused_library *library = fused_library_of(dev);
     struct fp8_check f = fp8_check_open(shape, demands, dev);
-    library->checks = true;
-    library->broken[0] = 0;
+    struct fused_library *library = fused_check_begin(dev);
     ours.out = fused_check_forward(&f.c, false, dev);
     if (demands.full)
         ours.dqkv = fused_check_backward(&f.c, false, dev);
     const struct fused_results theirs = fp8_check_run(&f, dev), again = fp8_check_run(&f, dev);
-    library->checks = false;
     fused_judge(reason, size, &f.c, library, ours, theirs, again, FP8_CHECK_DISTANCES, demands.any_order, &largest);
     fp8_check_close(&f);
-    fused_results_free(ours);
-    fused_results_free(theirs);
-    fused_results_free(again);
 }
 
 #endif
