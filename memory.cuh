@@ -41,6 +41,10 @@ enum {
     PLAN_NAME_CHARS = 48,
     PLAN_ALIGNMENT = 256 // a vector register, an AMX tile row, what cuBLASLt assumes of its operands
 };
+// Returns the bytes of a buffer's part rounded up, so that the next part is aligned as a buffer.
+static inline size_t plan_aligned(size_t bytes) {
+    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+}
 
 struct plan_buffer {
     char name[PLAN_NAME_CHARS];

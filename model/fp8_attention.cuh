@@ -124,28 +124,24 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
         RUN(m, rope_backward(dqkv, options.rotary, options.positions, s.B, s.T, s.num_heads, s.num_query_groups,
                              s.head_dim, options.amax, m->dev));
 }
-// Returns the sum of three sizes in bytes, each rounded up to 256: of attend_backward_in_bf16's q, k and v, output and
-// log-sum-exps, one behind the other.
-static size_t fp8_values_bytes(size_t qkv, size_t out, size_t lse) {
-    return (qkv + 255) / 256 * 256 + (out + 255) / 256 * 256 + (lse + 255) / 256 * 256;
-}
 // Computes attention's gradient in bf16 of what forward has kept in FP8, in this phase, into dqkv (N, qkv_width), and
 // undoes RoPE. The values of q, k and v are exact in bf16, whose log-sum-exps forward's then are.
 static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
     const int64_t width = m->shape.layer.H * m->shape.layer.D, rows = at.rows * m->shape.layer.H;
-    const size_t qkv_bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
-    const size_t out_bytes = (size_t)(at.rows * width) * sizeof(floatX), lse_bytes = (size_t)rows * sizeof(float);
+    const size_t qkv_bytes = plan_aligned((size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX));
+    const size_t out_bytes = plan_aligned((size_t)(at.rows * width) * sizeof(floatX)),
+                 lse_bytes = plan_aligned((size_t)rows * sizeof(float));
     const floatX *datt = d_rows(at, SLOT_D_ATT, width);
     const fp8 *codes = attention_codes(m, PASS_BACKWARD, at.l);
     const fp8 *out8 = (const fp8 *)activation_memory(m, PASS_BACKWARD, at.l, ACT_ATT);
     const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX);
     const size_t bytes = attention_backward_workspace_bytes(m->backend, a.shape, options.any_order, m->dev);
-    floatX *qkv = (floatX *)workspace(m, fp8_values_bytes(qkv_bytes, out_bytes, lse_bytes) + bytes);
-    floatX *out = (floatX *)bytes_behind(qkv, fp8_values_bytes(qkv_bytes, 0, 0));
-    float *own_lse = (float *)bytes_behind(qkv, fp8_values_bytes(qkv_bytes, out_bytes, 0));
-    void *ws = bytes_behind(qkv, fp8_values_bytes(qkv_bytes, out_bytes, lse_bytes));
+    floatX *qkv = (floatX *)workspace(m, qkv_bytes + out_bytes + lse_bytes + bytes);
+    floatX *out = (floatX *)bytes_behind(qkv, qkv_bytes);
+    float *own_lse = (float *)bytes_behind(out, out_bytes);
+    void *ws = bytes_behind(own_lse, lse_bytes);
     const struct dropout none = dropout_of(m, 0, at.l, DROPOUT_ATTENTION);
     RUN(m, fp8_attention_read_back(qkv, codes, a.scales, FP8_E4M3, a.shape, m->dev));
     RUN(m, fp8_read_back(out, out8, a.out, FP8_E4M3, at.rows * width, m->dev));

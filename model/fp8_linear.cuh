@@ -276,7 +276,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     phase(m, PHASES_BACKWARD, at.l, name);
     floatX *din = d_rows(at, din_slot, k);
     const floatX *w = param(m, PASS_BACKWARD, at.l, row.weight);
-    const size_t sum = add_din ? ((size_t)(N * k) * sizeof(floatX) + 255) / 256 * 256 : 0;
+    const size_t sum = add_din ? plan_aligned((size_t)(N * k) * sizeof(floatX)) : 0;
     floatX *memory = (floatX *)workspace(m, sum + matmul_fp8_workspace_bytes(N, k, n, m->dev));
     floatX *product = add_din ? memory : din;
     void *ws = bytes_behind(memory, sum);

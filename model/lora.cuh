@@ -31,10 +31,9 @@ struct lora_scratch {
 static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear linear, int64_t N, void *memory) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int width = lora_a_rows(&m->shape.lora, linear), rank = m->shape.lora.rank;
-    const size_t align = 256, h = ((size_t)N * (size_t)width * sizeof(floatX) + align - 1) / align * align;
-    const size_t dropped = m->config.finetuning.lora_dropout > 0
-                               ? ((size_t)N * (size_t)row.inputs * sizeof(floatX) + align - 1) / align * align
-                               : 0;
+    const size_t h = plan_aligned((size_t)N * (size_t)width * sizeof(floatX));
+    const size_t dropped =
+        m->config.finetuning.lora_dropout > 0 ? plan_aligned((size_t)N * (size_t)row.inputs * sizeof(floatX)) : 0;
     size_t products = matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev);
     for (int p = 0; p < m->shape.lora.linear[linear].count; p++) {
         const int outputs = m->shape.lora.linear[linear].parts[p].rows;

@@ -97,10 +97,10 @@ struct orthogonalize_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
-// Returns the address of the workspace's next `bytes` (NULL: NULL); adds them, rounded to PLAN_ALIGNMENT, to *used.
+// Returns the address of the workspace's next `bytes` (NULL: NULL); adds plan_aligned of them to *used.
 static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
-    *used += (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    *used += plan_aligned(bytes);
     return at;
 }
 // The number of bytes of `scratch`, which the products and sum_of_squares share: as many as the largest needs.

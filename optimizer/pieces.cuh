@@ -100,7 +100,7 @@ static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
             bytes = of_group > bytes ? of_group : bytes;
         }
     }
-    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    return plan_aligned(bytes);
 }
 // The number of bytes of a slot for pieces of n elements: of all operands that are streamed.
 static size_t slot_room(const struct optimizer *o, int64_t n) {

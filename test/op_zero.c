@@ -114,7 +114,6 @@ static void setup_close(struct setup *s, struct parallel *parallel) {
     matmul_destroy(s->dev.matmul);
 }
 
-static size_t rounded(size_t bytes) { return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT; }
 
 // Makes the network slower than the computing, so that what one phase begins is not done in the next one.
 static void sleep_in_work_thread(void *arguments) { usleep(100); }
@@ -476,9 +475,9 @@ static size_t fp8_state_bytes(const struct gpt *m, int stage) {
     const size_t scales = (size_t)m->shape.L * 12, weights = (size_t)m->shape.L * 4;
     if (m->config.fp8.fp8_format == FP8_FORMAT_NONE)
         return 0;
-    return rounded(12 * FP8_COUNTS * sizeof(uint64_t)) + rounded(scales * sizeof(struct fp8_scale)) +
-           rounded(scales * (size_t)m->config.fp8.fp8_amax_history_len * sizeof(float)) +
-           (stage == 0 ? rounded(weights * sizeof(uint32_t)) : 0);
+    return plan_aligned(12 * FP8_COUNTS * sizeof(uint64_t)) + plan_aligned(scales * sizeof(struct fp8_scale)) +
+           plan_aligned(scales * (size_t)m->config.fp8.fp8_amax_history_len * sizeof(float)) +
+           (stage == 0 ? plan_aligned(weights * sizeof(uint32_t)) : 0);
 }
 // Checks that the flat buffers take what the stage leaves of them on a rank, and that nothing is allocated that is not
 // planned.
@@ -499,10 +498,10 @@ static void memory_body(struct parallel *parallel, int delayed) {
                 copy += plan->buffers[i].bytes;
         expect(copy == (writes ? own * (state_bytes + sizeof(floatX)) : 0), "copy of stage %d: %zu", stage, copy);
         const size_t reports =
-            rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
+            plan_aligned(sizeof(struct step_results)) + plan_aligned(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t tables =
-            rounded(optimizer_tensors_bytes(&m->table)) + rounded(optimizer_buckets_bytes(&m->zero.shards));
-        const size_t scratch = rounded(
+            plan_aligned(optimizer_tensors_bytes(&m->table)) + plan_aligned(optimizer_buckets_bytes(&m->zero.shards));
+        const size_t scratch = plan_aligned(
             collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false, 0, m->dev));
         size_t allocated[MEMORY_COUNT] = {0};
         for (int a = 0; a < ARENA_COUNT; a++) {
