@@ -15,9 +15,9 @@ struct fp8_cells {
     float one;                                    // the scale of outputs in bf16
     float amax_p, amax_out;                       // amaxes as cuDNN writes them: amax_p is not read
     float amaxes[FP8_ATTENTION_TENSORS];          // written from [FP8_ATTENTION_DS] on
-    float unused[64 - 5 - FP8_ATTENTION_TENSORS]; // FP8_ATTENTION_SCRATCH_ALIGNMENT
+    float unused[64 - 5 - FP8_ATTENTION_TENSORS]; // FUSED_SCRATCH_ALIGNMENT
 };
-static_assert(sizeof(struct fp8_cells) == FP8_ATTENTION_SCRATCH_ALIGNMENT, "what follows the cells is aligned");
+static_assert(sizeof(struct fp8_cells) == FUSED_SCRATCH_ALIGNMENT, "what follows the cells is aligned");
 
 static __global__ void fp8_cells_kernel(struct fp8_cells *cells) {
     cells->p_scale = FP8_ATTENTION_P_SCALE;
@@ -83,11 +83,6 @@ const char *fp8_attention_describe(struct device *dev) { return fused_describe(d
 
 // ---- calls ----
 
-// The number of bytes of a shape's codes of dQ, dK and dV.
-static size_t fp8_codes_bytes(struct attention_shape s) {
-    const int heads = s.num_heads + 2 * s.num_query_groups;
-    return fp8_attention_rounded((size_t)s.B * (size_t)s.T * (size_t)heads * (size_t)s.head_dim);
-}
 // The number of bytes of workspace of a plan.
 static size_t fp8_plan_bytes(const struct fused_key *key, struct device *dev) {
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), key);
@@ -103,7 +98,7 @@ size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, stru
     const struct fused_key key = fp8_key_for(shape, true, demands);
     if (!dev->open)
         return fp8_attention_planned_bytes(shape, demands, true);
-    return fp8_plan_bytes(&key, dev) + (demands.delayed ? fp8_codes_bytes(shape) : 0);
+    return fp8_plan_bytes(&key, dev) + (demands.delayed ? fp8_attention_codes_bytes(shape) : 0);
 }
 
 // A call of cuDNN with what it needs beside the tensors.
@@ -179,7 +174,7 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
     const struct attention_shape s = a.shape;
     const int64_t begins[] = {0, s.num_heads * s.head_dim, (s.num_heads + s.num_query_groups) * s.head_dim};
     fp8 *codes = (fp8 *)workspace;
-    void *rest = (char *)workspace + (a.outputs_in_fp8 ? fp8_codes_bytes(s) : 0);
+    void *rest = (char *)workspace + (a.outputs_in_fp8 ? fp8_attention_codes_bytes(s) : 0);
     struct fp8_call c = fp8_begin(&a, true, qkv8, lse, rest, dev);
     struct fp8_scale *const ds = a.scales[FP8_ATTENTION_DS];
     const void **tensors = c.call.tensors;

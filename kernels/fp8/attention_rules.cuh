@@ -1,14 +1,14 @@
 // States the rules of FP8 attention by cuDNN that need no library: what GPU and version take, and what a plan of memory
 // counts for it. All is host arithmetic, compiled into every build, so that a build without CUDA plans a GPU's memory.
 #pragma once
-#include "kernels/fp8/attention.cuh" // struct fp8_attention_demands
-#include <stdint.h>                  // SIZE_MAX
-#include <stdio.h>                   // snprintf
+#include "kernels/cudnn/attention_rules.cuh" // fused_rounded
+#include "kernels/fp8/attention.cuh"         // struct fp8_attention_demands
+#include <stdint.h>                          // SIZE_MAX
+#include <stdio.h>                           // snprintf
 
 // cuDNN 9.25 is the first version whose FP8 graphs were asked for here; 9.24's forward gives zeros on 10.x
 // (cudnn-frontend's issue 414). SIZE_MAX: the newest version.
 enum { FP8_ATTENTION_CUDNN = 92500 };
-enum { FP8_ATTENTION_SCRATCH_ALIGNMENT = 256 };
 
 // Writes to `reason` (size bytes) what of a shape FP8 attention has on no device, and the option to change; else "".
 static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct attention_shape s) {
@@ -53,22 +53,21 @@ static inline void fp8_attention_refuses(char *reason, size_t size, size_t versi
         snprintf(reason, size, "takes heads of up to 256, not %d", s.head_dim);
 }
 
-static inline size_t fp8_attention_rounded(size_t bytes) {
-    return (bytes + FP8_ATTENTION_SCRATCH_ALIGNMENT - 1) / FP8_ATTENTION_SCRATCH_ALIGNMENT *
-           FP8_ATTENTION_SCRATCH_ALIGNMENT;
+// The number of bytes of a shape's codes of dQ, dK and dV.
+static inline size_t fp8_attention_codes_bytes(struct attention_shape s) {
+    const int heads = s.num_heads + 2 * s.num_query_groups;
+    return fused_rounded((size_t)s.B * (size_t)s.T * (size_t)heads * (size_t)s.head_dim);
 }
 // The number of bytes of workspace to plan where the library can't be asked. Backward's have dQ in fp32 and, for
 // groups, each head's own dK and dV in fp32, as cuDNN 9.28's engine on 9.0 (129 MiB for 32 heads of 128 and 8192
 // tokens, 385 MiB where they share 8 KV heads), and where outputs are FP8 the gradients' codes.
 static inline size_t fp8_attention_planned_bytes(struct attention_shape s, struct fp8_attention_demands demands,
                                                  bool backward) {
-    const size_t rows = (size_t)s.B * (size_t)s.num_heads * (size_t)s.T, elements = rows * (size_t)s.head_dim;
+    const size_t elements = (size_t)s.B * (size_t)s.num_heads * (size_t)s.T * (size_t)s.head_dim;
     const size_t sums = s.num_query_groups < s.num_heads ? 3 : 1;
-    const size_t codes =
-        (size_t)s.B * (size_t)s.T * (size_t)(s.num_heads + 2 * s.num_query_groups) * (size_t)s.head_dim;
-    const size_t row_sums = fp8_attention_rounded(rows * sizeof(float));
+    const size_t row_sums = fused_sums_bytes(s.B, s.num_heads, s.T);
     if (!backward)
         return row_sums;
-    return row_sums + fp8_attention_rounded(sums * elements * sizeof(float)) +
-           (demands.delayed ? fp8_attention_rounded(codes) : 0);
+    return row_sums + fused_rounded(sums * elements * sizeof(float)) +
+           (demands.delayed ? fp8_attention_codes_bytes(s) : 0);
 }
