@@ -259,16 +259,26 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
                               struct device *dev) {
     attention_row_of_call(backend, shape, dropout, dev)->forward(out, saved, qkv, shape, dropout, amax, workspace, dev);
 }
+// Returns what a backward that attention_undo_rope follows takes as its amax: the last pass over dqkv takes options.amax.
+static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
+    return options.rotary ? NULL : options.amax;
+}
+// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D), where q and k were rotated.
+static void attention_undo_rope(floatX *dqkv, struct attention_backward_options options, struct attention_shape shape,
+                                struct device *dev) {
+    if (options.rotary)
+        rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,
+                      shape.num_query_groups, shape.head_dim, options.amax, dev);
+}
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                const void *saved, enum attention_backend backend, struct attention_shape shape,
                                struct dropout dropout, struct attention_backward_options options, void *workspace,
                                struct device *dev) {
     const struct attention_row *row = attention_row_of_call(backend, shape, dropout, dev);
-    const bool rotates = options.rotary && !row->undoes_rope;
     struct attention_backward_options own = options;
-    own.amax = rotates ? NULL : options.amax; // the last pass over dqkv takes it
+    if (!row->undoes_rope)
+        own.amax = attention_amax_before_rope(options);
     row->backward(dqkv, dout, qkv, out, saved, shape, dropout, own, workspace, dev);
-    if (rotates)
-        rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,
-                      shape.num_query_groups, shape.head_dim, options.amax, dev);
+    if (!row->undoes_rope)
+        attention_undo_rope(dqkv, options, shape, dev);
 }

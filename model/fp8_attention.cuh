@@ -4,9 +4,8 @@
 // that input's scale. With delayed scales attention writes its output in FP8; else the projection's cast does. With
 // `forward` backward is the bf16 backend's, of the values of what was kept.
 #pragma once
-#include "attention.cuh"             // attention_backward
+#include "attention.cuh"             // attention_backward, attention_undo_rope
 #include "kernels/fp8/attention.cuh" // fp8_attention_forward, fp8_attention_backward
-#include "kernels/rope.cuh"          // rope_backward
 #include "model/at.cuh"              // struct at
 #include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
 #include "model/sequence.cuh"        // layer_attention_shape
@@ -112,17 +111,14 @@ static void cast_attention_gradient(struct at at) {
 static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
-    const struct attention_shape s = a.shape;
     const fp8 *dout = dout_codes(m, at.l), *codes = attention_codes(m, PASS_BACKWARD, at.l);
     const fp8 *out = (const fp8 *)activation_memory(m, PASS_BACKWARD, at.l, ACT_ATT);
     const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX);
     const struct fp8_attention_demands demands = fp8_attention_demands_of(&m->config);
-    void *ws = workspace(m, fp8_attention_backward_workspace_bytes(s, demands, m->dev));
-    uint32_t *amax = options.rotary ? NULL : options.amax; // the last pass over dqkv takes it
+    void *ws = workspace(m, fp8_attention_backward_workspace_bytes(a.shape, demands, m->dev));
+    uint32_t *amax = attention_amax_before_rope(options);
     RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
-    if (options.rotary)
-        RUN(m, rope_backward(dqkv, options.rotary, options.positions, s.B, s.T, s.num_heads, s.num_query_groups,
-                             s.head_dim, options.amax, m->dev));
+    RUN(m, attention_undo_rope(dqkv, options, a.shape, m->dev));
 }
 // Computes attention's gradient in bf16 of what forward has kept in FP8, in this phase, into dqkv (N, qkv_width), and
 // undoes RoPE. The values of q, k and v are exact in bf16, whose log-sum-exps forward's then are.
