@@ -311,17 +311,8 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
                     ds[i] *= vec_load(slopes + at + i * BLOCK);
                 if (factors)
                     x[i] *= vec_load(factors + at + i * BLOCK);
-                if (layout == LAYOUT_FP32) {
-                    vec_store((float *)p + at + i * BLOCK, x[i]);
-                    vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
-                }
             }
-            for (int i = 0; layout == LAYOUT_BF16 && i < EXP2_VECS; i += 2) {
-                bf16 *p_row = (bf16 *)p + at + i * BLOCK, *ds_row = (bf16 *)ds_left + at + i * BLOCK;
-                word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
-                vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
-                vec_store_bf16(pairs, ds_row, ds_row + BLOCK, ds[i], ds[i + 1]);
-            }
+            flash_store_gradients(layout, p, ds_left, ds_right, x, ds, key, c);
         }
     }
 }

@@ -192,3 +192,23 @@ static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, 
     }
     amax_merge_rows(f->amax, rows, stride, count, D);
 }
+
+// Stores EXP2_VECS rows of a block's P^T, x, and dS^T, from row `key` and column c on: P^T as a left operand, dS^T as a
+// left and a right one; in fp32 the two are one, ds_right.
+ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
+                                         const vec *x, const vec *ds, int key, int c) {
+    for (int i = 0; i < EXP2_VECS; i += 2) {
+        const int at = (key + i) * BLOCK + c;
+        if (layout == LAYOUT_BF16) {
+            bf16 *p_row = (bf16 *)p + at, *ds_row = (bf16 *)ds_left + at;
+            word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
+            vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
+            vec_store_bf16(pairs, ds_row, ds_row + BLOCK, ds[i], ds[i + 1]);
+        } else {
+            vec_store((float *)p + at, x[i]);
+            vec_store((float *)p + at + BLOCK, x[i + 1]);
+            vec_store((float *)ds_right + at, ds[i]);
+            vec_store((float *)ds_right + at + BLOCK, ds[i + 1]);
+        }
+    }
+}

@@ -432,17 +432,8 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
                 largest = vec_larger_bits(largest, (vec_words)ds[i] & 0x7fffffffu);
                 ds[i] = vec_fp8_round(ds[i] * by.ds, format);
                 x[i] = vec_fp8_round(x[i], FP8_E4M3);
-                if (layout == LAYOUT_FP32) {
-                    vec_store((float *)p + at + i * BLOCK, x[i]);
-                    vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
-                }
             }
-            for (int i = 0; layout == LAYOUT_BF16 && i < EXP2_VECS; i += 2) {
-                bf16 *p_row = (bf16 *)p + at + i * BLOCK, *ds_row = (bf16 *)ds_left + at + i * BLOCK;
-                word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
-                vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
-                vec_store_bf16(pairs, ds_row, ds_row + BLOCK, ds[i], ds[i + 1]);
-            }
+            flash_store_gradients(layout, p, ds_left, ds_right, x, ds, key, c);
         }
     }
     return largest;
