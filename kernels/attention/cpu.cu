@@ -18,7 +18,7 @@
 #include "kernels/gpu_sizes.cuh"           // gpu_flash_backward_bytes
 #include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
 #include <math.h>                          // logf
-#include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
+#include <omp.h>                           // omp_get_thread_num
 
 // ---- Forward ----
 
@@ -189,11 +189,6 @@ static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backwa
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
         flash_pack(f, qkv, i / f->panels, (int)(i % f->panels), i / f->panels, backward);
 }
-// Whether KV heads keep all threads busy: then each thread takes whole heads, packed at its own place, which is cached.
-static inline bool flash_whole_heads(const struct flash *f) {
-    return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
-}
-
 static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
                               int64_t place) {
     if (blocks_layout(f->unit) == LAYOUT_BF16)
@@ -241,19 +236,6 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 }
 
 // ---- Backward: its units of work are kernels/attention/cpu_cuts.cuh's ----
-
-// A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
-struct flash_queries {
-    float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
-    float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
-    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK];
-} ALIGN_BLOCK;
-
-// P^T of one panel, dS^T of four, for each strip; blocks as in flash_gradient.
-struct flash_gradients {
-    float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
-    float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
-} ALIGN_BLOCK;
 
 // Packs `strips` strips of queries from `first` on, lse and delta = rowsum(dout * out). Padding rows get 0: P 1, dS 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
@@ -318,16 +300,15 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
 }
 
 // Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
-// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of FLASH_PANELS.
+// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of FLASH_PANELS. all_factors: dropout's, blocks as g->ds.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
-                                        const struct flash_queries *queries, const struct flash_sight *sight,
-                                        const struct flash *f, int64_t place, int panel, int slot, int first,
-                                        int strips, bool fresh) {
+                                        const struct flash_queries *queries, const float *all_factors,
+                                        const struct flash_sight *sight, const struct flash *f, int64_t place,
+                                        int panel, int slot, int first, int strips, bool fresh) {
     ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS], slopes[BLOCK_ELEMENTS];
     const int steps = f->steps, begin = panel > first ? panel - first : 0;
     while (sight->begin[strips - 1] > panel)
         strips--;
-    const int depth = strips - begin;
     const float scale_log2 = flash_scale_log2(f);
     const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     for (int s = begin; s < strips; s++) {
@@ -337,7 +318,7 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
             flash_cap(scores, slopes, BLOCK_ELEMENTS, f);
         flash_mask(scores, sight, s, first + s, panel);
         const int at = s * FLASH_PANELS + slot;
-        const float *factors = f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL;
+        const float *factors = f->dropout.p > 0 ? all_factors + at * BLOCK_ELEMENTS : NULL;
         const float *lse_log2 = queries->lse_log2 + s * BLOCK, *delta = queries->delta + s * BLOCK;
         void *p = block_at(layout, g->p, s), *left = block_at(layout, g->ds_left, s);
         if (f->shape.softcap > 0)
@@ -347,14 +328,7 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
             flash_gradient(layout, false, p, left, block_at(layout, g->ds, at), scores, dp, lse_log2, delta, factors,
                            NULL, scale_log2);
     }
-    const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
-                                           : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
-    for (int d = 0; d < steps; d++) {
-        block_product(f->unit, dv + d * BLOCK_ELEMENTS, block_at(layout, g->p, begin), 1,
-                      block_at(layout, queries->dout, begin * steps + d), steps, depth, !fresh);
-        block_product(f->unit, dk + d * BLOCK_ELEMENTS, ds, layout == LAYOUT_BF16 ? 1 : FLASH_PANELS,
-                      block_at(layout, queries->q, begin * steps + d), steps, depth, !fresh);
-    }
+    flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
 // Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
@@ -364,7 +338,7 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
     struct flash_queries queries;
     struct flash_gradients gradients;
     struct flash_sight sight;
-    ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
     const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
@@ -376,12 +350,12 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
         for (int s = 0; f->dropout.p > 0 && s < strips; s++) {
             const struct flash_panels seen = flash_seen(&sight, s, first + s, group);
             if (seen.begin < seen.end)
-                flash_dropout(gradients.factors + (s * FLASH_PANELS + seen.begin - group) * BLOCK_ELEMENTS, f, b, h,
-                              first + s, seen.begin, seen.end - seen.begin);
+                flash_dropout(factors + (s * FLASH_PANELS + seen.begin - group) * BLOCK_ELEMENTS, f, b, h, first + s,
+                              seen.begin, seen.end - seen.begin);
         }
         for (int panel = group; panel < end; panel++)
             flash_backward_panel(layout, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &queries,
-                                 &sight, f, place, panel, panel - group, first, strips, panel >= written);
+                                 factors, &sight, f, place, panel, panel - group, first, strips, panel >= written);
         for (int s = 0; s < strips; s++) {
             const struct flash_panels seen = flash_seen(&sight, s, first + s, group);
             for (int d = 0; d < steps && seen.begin < seen.end; d++)

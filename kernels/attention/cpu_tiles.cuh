@@ -8,6 +8,7 @@
 #include "kernels/vector_math.cuh"     // LOG2E
 #include "kernels/vectors.cuh"         // vec, vec_tanh
 #include <math.h>                      // INFINITY
+#include <omp.h>                       // omp_get_num_threads
 
 // Panels whose products are added to a sum at a time; most strips and most blocks of a query tile.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
@@ -98,6 +99,11 @@ static double flash_sequences(const struct flash *f) {
     return sum / most;
 }
 
+// Whether KV heads keep all threads busy: then each thread takes whole heads, packed at its own place, which is cached.
+static inline bool flash_whole_heads(const struct flash *f) {
+    return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
+}
+
 // Prefetches rows to the L2 cache: a head's rows lie a token apart, which the hardware's prefetchers do not follow.
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
@@ -134,12 +140,16 @@ static inline struct flash_panels flash_seen(const struct flash_sight *sight, in
     seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
     return seen;
 }
-// Masks the block of S^T at `panel` and a tile's strip s, `strip` along T: keys after the query lie below its diagonal.
+// Masks the block of S^T of a strip and its last panel: keys after the query lie below the diagonal.
+static inline void flash_mask_diagonal(float *scores) {
+    for (int key = 1; key < BLOCK; key++)
+        for (int query = 0; query < key; query++)
+            scores[key * BLOCK + query] = -INFINITY;
+}
+// Masks the block of S^T at `panel` and a tile's strip s, `strip` along T.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
-        for (int key = 1; key < BLOCK; key++)
-            for (int query = 0; query < key; query++)
-                scores[key * BLOCK + query] = -INFINITY;
+        flash_mask_diagonal(scores);
     if (panel < sight->whole[s])
         for (int key = 0; key < BLOCK; key++) {
             float *row = scores + key * BLOCK;
@@ -193,6 +203,21 @@ static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, 
     amax_merge_rows(f->amax, rows, stride, count, D);
 }
 
+// ---- backward ----
+
+// A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
+struct flash_queries {
+    float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // in FP8 lse of 256 P
+} ALIGN_BLOCK;
+
+// P^T of one panel, dS^T of four, for each strip; blocks as flash_store_gradients writes them.
+struct flash_gradients {
+    float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
+    float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
+} ALIGN_BLOCK;
+
 // Stores EXP2_VECS rows of a block's P^T, x, and dS^T, from row `key` and column c on: P^T as a left operand, dS^T as a
 // left and a right one; in fp32 the two are one, ds_right.
 ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
@@ -210,5 +235,20 @@ ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p
             vec_store((float *)ds_right + at, ds[i]);
             vec_store((float *)ds_right + at + BLOCK, ds[i + 1]);
         }
+    }
+}
+// Adds a panel's dK and dV, of `depth` strips of the tile from strip `begin` on, to dk and dv, (steps) blocks each; where
+// `fresh`, overwrites them. slot: the panel's in g->ds.
+ALWAYS_INLINE void flash_add_key_gradients(const enum block_layout layout, const struct flash *f, float *dk, float *dv,
+                                           const struct flash_gradients *g, const struct flash_queries *queries,
+                                           int slot, int begin, int depth, bool fresh) {
+    const int steps = f->steps;
+    const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
+                                           : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
+    for (int d = 0; d < steps; d++) {
+        block_product(f->unit, dv + d * BLOCK_ELEMENTS, block_at(layout, g->p, begin), 1,
+                      block_at(layout, queries->dout, begin * steps + d), steps, depth, !fresh);
+        block_product(f->unit, dk + d * BLOCK_ELEMENTS, ds, layout == LAYOUT_BF16 ? 1 : FLASH_PANELS,
+                      block_at(layout, queries->q, begin * steps + d), steps, depth, !fresh);
     }
 }

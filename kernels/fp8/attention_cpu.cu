@@ -5,13 +5,14 @@
 // last KEPT_PANELS panels that a strip sees the scores stay on the stack in between; of others they are made twice.
 #if !defined(TARGET_CUDA)
 #include "kernels/attention/cpu_cuts.cuh"  // struct flash_cuts
-#include "kernels/attention/cpu_tiles.cuh" // struct flash
+#include "kernels/attention/cpu_tiles.cuh" // struct flash, and what both backwards share
+#include "kernels/attention/flash.cuh"     // flash_forward_workspace_bytes
 #include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
 #include "kernels/fp8/attention_rules.cuh" // fp8_attention_refuses, and the prototypes of what is defined here
 #include "kernels/fp8/tiles.cuh"           // vec_choose, vec_above
 #include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
 #include <math.h>                          // logf
-#include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
+#include <omp.h>                           // omp_get_thread_num
 
 #define P_SCALE_LOG2 8.0f
 enum { KEPT_PANELS = 64 }; // 256 KB of scores; a multiple of FLASH_PANELS
@@ -143,17 +144,6 @@ static void pack_all(const struct fp8_flash *c, bool backward) {
     for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
         pack_panel(c, i / c->f.panels, (int)(i % c->f.panels), i / c->f.panels, backward);
 }
-// Whether KV heads keep all threads busy to the end: then each thread takes whole heads, packed at its own place.
-static bool takes_whole_heads(const struct flash *f) {
-    return (double)f->shape.B * f->Hkv >= 4.0 * omp_get_num_threads();
-}
-
-// Masks the block of S^T of a strip and its last panel: keys after the query lie below the diagonal.
-static void mask_diagonal(float *scores) {
-    for (int key = 1; key < BLOCK; key++)
-        for (int query = 0; query < key; query++)
-            scores[key * BLOCK + query] = -INFINITY;
-}
 
 // ---- forward ----
 
@@ -277,7 +267,7 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
     for (int panel = first_kept; panel < panels; panel++)
         block_product(f->unit, kept + (panel - first_kept) * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel), 1, qt,
                       1, steps, false);
-    mask_diagonal(kept + (strip - first_kept) * BLOCK_ELEMENTS);
+    flash_mask_diagonal(kept + (strip - first_kept) * BLOCK_ELEMENTS);
     raise_max(&state, kept, panels - first_kept, c->score_log2);
     exponentials(kept, state.sum, state.max, NULL, panels - first_kept, c->score_log2);
     for (int q = 0; q < BLOCK; q++)
@@ -316,7 +306,7 @@ static void forward_run(const struct fp8_flash *c) {
 #pragma omp parallel
     {
         blocks_begin(f->unit);
-        if (takes_whole_heads(f)) {
+        if (flash_whole_heads(f)) {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t kv_head = 0; kv_head < (int64_t)f->shape.B * f->Hkv; kv_head++) {
                 const int64_t place = omp_get_thread_num();
@@ -336,12 +326,10 @@ static void forward_run(const struct fp8_flash *c) {
     }
 }
 
-// Returns the bytes of packed K and V, as flash_forward_workspace_bytes.
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev) {
-    const struct dropout none = {0, 0, 0, 0, 0};
-    const struct flash f = flash_of(shape, none, NULL);
-    return device_is_gpu(dev) ? fp8_attention_planned_bytes(shape, demands, false) : 2 * flash_packed_bytes(&f);
+    return device_is_gpu(dev) ? fp8_attention_planned_bytes(shape, demands, false)
+                              : flash_forward_workspace_bytes(shape, dev);
 }
 void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, struct fp8_attention a, bool takes_amax,
                            void *workspace, struct device *dev) {
@@ -364,23 +352,10 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
-struct fp8_queries {
-    float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
-    float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
-    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // of 256 P; D
-} ALIGN_BLOCK;
-// P8^T of one panel, dS8^T of four, for each strip.
-struct fp8_gradients {
-    float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
-    float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
-    vec_words ds_amax;
-} ALIGN_BLOCK;
-
 // Packs `strips` strips of queries from strip `first` on, with their lse and D. Padding rows get 0 everywhere, which
 // makes their dS 0 and their P count for nothing.
-ALWAYS_INLINE void load_queries(const enum block_layout layout, struct fp8_queries *queries, const struct fp8_flash *c,
-                                int b, int h, int first, int strips) {
+ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
+                                const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
     const struct flash *f = &c->f;
     const int64_t stride = (int64_t)f->H * f->D;
@@ -441,11 +416,11 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
 // Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
 // `fresh`, overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS.
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
-                                  struct fp8_gradients *g, const struct fp8_queries *queries, int64_t place, int panel,
-                                  int slot, int first, int strips, bool fresh) {
+                                  struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
+                                  int64_t place, int panel, int slot, int first, int strips, bool fresh) {
     ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
     const struct flash *f = &c->f;
-    const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
+    const int steps = f->steps, begin = panel > first ? panel - first : 0;
     const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     const struct fp8_factors by = {c->score_log2, c->dp,
                                    f->shape.scale / FP8_ATTENTION_P_SCALE * c->a.scales[FP8_ATTENTION_DS]->scale};
@@ -457,26 +432,18 @@ ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct f
         block_product(f->unit, scores, k, 1, block_at(layout, queries->qt, s * steps), 1, steps, false);
         block_product(f->unit, dp, v, 1, block_at(layout, queries->doutt, s * steps), 1, steps, false);
         if (panel == first + s)
-            mask_diagonal(scores);
+            flash_mask_diagonal(scores);
         switch (c->a.gradients) {
         case FP8_E4M3:
-            g->ds_amax =
-                gradient_of_block(layout, FP8_E4M3, p, left, right, scores, dp, lse_log2, delta, by, g->ds_amax);
+            *ds_amax = gradient_of_block(layout, FP8_E4M3, p, left, right, scores, dp, lse_log2, delta, by, *ds_amax);
             break;
         case FP8_E5M2:
-            g->ds_amax =
-                gradient_of_block(layout, FP8_E5M2, p, left, right, scores, dp, lse_log2, delta, by, g->ds_amax);
+            *ds_amax = gradient_of_block(layout, FP8_E5M2, p, left, right, scores, dp, lse_log2, delta, by, *ds_amax);
             break;
         }
     }
-    const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
-                                           : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
-    for (int d = 0; d < steps && c->run != RUN_DS_AMAX; d++) {
-        block_product(f->unit, dv + d * BLOCK_ELEMENTS, block_at(layout, g->p, begin), 1,
-                      block_at(layout, queries->dout, begin * steps + d), steps, depth, !fresh);
-        block_product(f->unit, dk + d * BLOCK_ELEMENTS, ds, layout == LAYOUT_BF16 ? 1 : FLASH_PANELS,
-                      block_at(layout, queries->q, begin * steps + d), steps, depth, !fresh);
-    }
+    if (c->run != RUN_DS_AMAX)
+        flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
 // Writes rows (count, D) of a gradient to dqkv, as the run wants it: sums (steps blocks) times factor. Takes amaxes.
@@ -511,21 +478,20 @@ static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head)
 // Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
-    struct fp8_queries queries;
-    struct fp8_gradients gradients;
+    struct flash_queries queries;
+    struct flash_gradients gradients;
+    vec_words ds_amax = {0};
     ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dq[MAX_STEPS * BLOCK_ELEMENTS];
     const struct flash *f = &c->f;
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
     const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
-    const vec_words none = {0};
-    gradients.ds_amax = none;
     load_queries(layout, &queries, c, b, h, first, strips);
     for (int group = 0; group < first + strips; group += FLASH_PANELS) {
         const int end = group + FLASH_PANELS < first + strips ? group + FLASH_PANELS : first + strips;
         for (int panel = group; panel < end; panel++)
-            backward_panel(layout, c, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &queries,
-                           place, panel, panel - group, first, strips, panel >= written);
+            backward_panel(layout, c, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &ds_amax,
+                           &queries, place, panel, panel - group, first, strips, panel >= written);
         for (int s = 0; s < strips && c->run != RUN_DS_AMAX; s++) {
             const int seen = (end < first + s + 1 ? end : first + s + 1) - group;
             for (int d = 0; d < steps && seen > 0; d++)
@@ -535,7 +501,7 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
         }
     }
     merge_lanes(&c->a.scales[FP8_ATTENTION_DS]->amax,
-                (vec_words)((vec)gradients.ds_amax * (f->shape.scale / FP8_ATTENTION_P_SCALE)));
+                (vec_words)((vec)ds_amax * (f->shape.scale / FP8_ATTENTION_P_SCALE)));
     for (int s = 0; s < strips && c->run != RUN_DS_AMAX; s++) {
         for (int d = 0; d < steps; d++)
             block_transpose(dq + d * BLOCK_ELEMENTS, dqt + (s * steps + d) * BLOCK_ELEMENTS, BLOCK);
@@ -591,7 +557,7 @@ static void backward_run(const struct fp8_flash *c, float *sums) {
     const bool writes = c->run != RUN_DS_AMAX;
 #pragma omp parallel
     {
-        const bool whole = segments == 1 && takes_whole_heads(f);
+        const bool whole = segments == 1 && flash_whole_heads(f);
         blocks_begin(f->unit);
         if (!whole)
             pack_all(c, true);
@@ -615,15 +581,10 @@ static void backward_run(const struct fp8_flash *c, float *sums) {
     }
 }
 
-// Returns the bytes of packed K, K^T and V and of the units' sums, as flash_backward_workspace_bytes.
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev) {
-    const struct dropout none = {0, 0, 0, 0, 0};
-    const struct flash f = flash_of(shape, none, NULL);
-    const size_t heads = (size_t)shape.B * f.Hkv,
-                 sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
     return device_is_gpu(dev) ? fp8_attention_planned_bytes(shape, demands, true)
-                              : 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
+                              : flash_backward_workspace_bytes(shape, dev);
 }
 void fp8_attention_backward(floatX *dqkv, const fp8 *dout8, const fp8 *qkv8, const fp8 *out8, const float *lse,
                             struct fp8_attention a, uint32_t *amax, void *workspace, struct device *dev) {
