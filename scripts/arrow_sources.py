@@ -6,7 +6,8 @@ A column's buffers go to the workers as they are: no text becomes a string of Py
 import functools
 import os
 
-from text_sources import BLOCK_BYTES, TEXTS_32, TEXTS_64, Block, Mistake
+from mistakes import Mistake
+from text_sources import BLOCK_BYTES, TEXTS_32, TEXTS_64, Block
 
 OPEN_FILES = 16  # row groups are read in any order
 

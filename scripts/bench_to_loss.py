@@ -28,7 +28,8 @@ import sys
 from dataclasses import dataclass
 
 import plot_loss
-from plot_loss import Mistake, write_whole
+from mistakes import Mistake, run_script
+from plot_loss import write_whole
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -430,7 +431,7 @@ def measure(bench, recipes, seeds, rounds):
     return results
 
 
-def run_script(arguments):
+def run(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -468,7 +469,7 @@ def run_script(arguments):
 
 
 def main(arguments=None):
-    return plot_loss.exit_status("bench_to_loss.py", run_script, arguments)
+    return run_script("bench_to_loss.py", run, arguments)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import byte_tokenizer  # noqa: E402: lies beside this file
 import chat_template  # noqa: E402
+from mistakes import Mistake, run_script  # noqa: E402
 
 MARKS = {name: f"\ue100{name}\ue101" for name in ("system", "one", "two", "three", "four")}
 FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "config.json"]
@@ -171,7 +172,7 @@ def make(model, name=None):
     return path
 
 
-def main(arguments=None):
+def run(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--template", metavar="FILE|NAME", help=f"a template's file, or {' or '.join(chat_template.BUILTIN)} (default: the model's)")
@@ -179,12 +180,11 @@ def main(arguments=None):
     try:
         print(make(options.model, options.template))
     except (Unfit, chat_template.TemplateError) as error:
-        print(f"chat_format.py: {options.model}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"chat_format.py: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    return 0
+        raise Mistake(f"{options.model}: {error}") from None
+
+
+def main(arguments=None):
+    return run_script("chat_format.py", run, arguments)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,11 @@ import os
 import re
 import sys
 
+from mistakes import Mistake, run_script
+
 
 class Bad(Exception):
     """What is wrong with a line, and what was expected."""
-
-
-def end(message):
-    print("convert_tasks.py: " + message, file=sys.stderr)
-    sys.exit(2)
 
 
 def member(row, name, kind=str):
@@ -133,7 +130,7 @@ def mmlu(path, options):
         shots = located(dev, read_csv(dev), mmlu_question)
         shots = [shot for _, shot in zip(range(options.shots), shots)]
         if len(shots) < options.shots:
-            end("%s: %d questions; expected --shots %d" % (dev, len(shots), options.shots))
+            raise Mistake("%s: %d questions; expected --shots %d" % (dev, len(shots), options.shots))
         prompt += "".join("%s %s\n\n" % (text, "ABCD"[gold]) for text, gold in shots)
     for number, (text, gold) in enumerate(located(path, read_csv(path), mmlu_question)):
         yield {"task": name, "id": "%s %d" % (subject, number), "context": prompt + text, "choices": list("ABCD"), "gold": gold}
@@ -145,7 +142,7 @@ def located(path, rows, convert):
         try:
             yield convert(row)
         except Bad as bad:
-            end("%s:%d: %s" % (path, line, bad))
+            raise Mistake("%s:%d: %s" % (path, line, bad)) from None
 
 
 def read_lines(path):
@@ -187,8 +184,8 @@ def convert(path, options):
         with open(options.labels, encoding="utf-8") as f:
             labels = f.read().split()
         if len(labels) != len(rows):
-            end("%s: %d labels; expected %d, one for each line of %s"
-                % (options.labels, len(labels), len(rows), path))
+            raise Mistake("%s: %d labels; expected %d, one for each line of %s"
+                          % (options.labels, len(labels), len(rows), path))
         rows = [(line, (row, label)) for (line, row), label in zip(rows, labels)]
 
         def task(pair):
@@ -200,7 +197,7 @@ def convert(path, options):
         yield {"task": name, **item}
 
 
-def main():
+def run(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["hellaswag", "arc", "piqa", "mmlu", "openbookqa", "boolq", "winogrande", "lambada"])
     parser.add_argument("files", nargs="+")
@@ -208,7 +205,7 @@ def main():
     parser.add_argument("--labels", help="piqa: the file of labels")
     parser.add_argument("--dev", help="mmlu: the folder of SUBJECT_dev.csv")
     parser.add_argument("--shots", type=int, default=0, help="mmlu: answered questions before each (usual: 5)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.task == "piqa" and (not options.labels or len(options.files) != 1):
         parser.error("piqa takes one file and its --labels")
     if options.shots and (options.task != "mmlu" or not options.dev):
@@ -220,7 +217,4 @@ def main():
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(encoding="utf-8")
-    try:
-        main()
-    except OSError as error:
-        end("%s: %s" % (error.filename, error.strerror))
+    sys.exit(run_script("convert_tasks.py", run, sys.argv[1:]))

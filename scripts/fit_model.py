@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+from mistakes import Mistake, run_script
 from written_page import tables_as_blocks, write_or_check
 
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -87,11 +88,6 @@ LLMQ = [
 ]
 
 
-def refuse(message):
-    print(f"fit_model.py: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
 # ---- plans ----
 
 def auto(card, host_gib, lossy):
@@ -119,7 +115,7 @@ def plan(program, card, options):
         if result.returncode != 0:
             reason = result.stderr.strip().splitlines()[0] if result.stderr.strip() else "no message"
             if "fits" not in reason:
-                refuse(f"{program} made no plan of {' '.join(words(given))}: {reason}")
+                raise Mistake(f"{program} made no plan of {' '.join(words(given))}: {reason}")
             return {"refused": reason.split(": ", 1)[-1]}
         with open(path, encoding="utf-8") as file:
             planned = json.load(file)
@@ -323,7 +319,7 @@ def state_bytes(row):
         return sum(FORMATS["exact"][1])
     match = re.fullmatch(r"moments in (\w+) and (\w+), gradients in (\w+)(, no master weights)?", formats)
     if not match:
-        refuse(f"auto's choice is not understood: {row['choice']}")
+        raise Mistake(f"auto's choice is not understood: {row['choice']}")
     sizes = {"fp32": 4, "bf16": 2, "8bit": 33 / 32}
     return 2 + (0 if match[4] else 2) + sum(sizes[name] for name in match.groups()[:3])
 
@@ -545,4 +541,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script("fit_model.py", main, sys.argv[1:]))

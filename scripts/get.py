@@ -25,6 +25,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mistakes import Mistake, run_script  # noqa: E402: lies beside this file
+
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30
 SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt",
@@ -44,10 +47,6 @@ MODELS = {
 MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                "vocab.json", "merges.txt", "chat_template.jinja"]  # fmt: skip
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors$")
-
-
-class Mistake(Exception):
-    """What the user has to change; ends the program with status 2."""
 
 
 def endpoint():
@@ -278,7 +277,7 @@ def positive(text):
     return int(text)
 
 
-def main(arguments=None):
+def run(arguments):
     parser = argparse.ArgumentParser(prog="get.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("goal", choices=["shakespeare", *DATASETS, "model"])
     parser.add_argument("name", nargs="?", metavar="MODEL", help=f"of `model`: {', '.join(MODELS)}, or OWNER/NAME")
@@ -287,23 +286,16 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if (options.goal == "model") != (options.name is not None):
         parser.error("`model` needs a name" if options.goal == "model" else f"'{options.name}': only `model` takes a name")
-    try:
-        if options.goal == "shakespeare":
-            get_shakespeare(options.out)
-        elif options.goal == "model":
-            get_model(options.name, options.out)
-        else:
-            get_dataset(options.goal, options.out, options.shards)
-    except Mistake as mistake:
-        print(f"get.py: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"get.py: {error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("get.py: interrupted; the next call goes on from what is there", file=sys.stderr)
-        return 130
-    return 0
+    if options.goal == "shakespeare":
+        get_shakespeare(options.out)
+    elif options.goal == "model":
+        get_model(options.name, options.out)
+    else:
+        get_dataset(options.goal, options.out, options.shards)
+
+
+def main(arguments=None):
+    return run_script("get.py", run, arguments, interrupted="interrupted; the next call goes on from what is there")
 
 
 if __name__ == "__main__":

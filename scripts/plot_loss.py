@@ -20,16 +20,15 @@ import statistics
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mistakes import Mistake, run_script  # noqa: E402: lies beside this file
+
 WIDTH, LEFT, RIGHT = 960, 72, 40
 LOSS_TOP, LOSS_BOTTOM, RATE_TOP, RATE_BOTTOM, HEIGHT = 78, 424, 450, 512, 562
 # Okabe and Ito's colors, which color-blind readers can tell apart: (training, validation) of each run.
 COLORS = [("#0072b2", "#d55e00"), ("#009e73", "#cc79a7"), ("#56b4e9", "#e69f00"), ("#555555", "#999999")]
 TEXT, FAINT, GRID = "#222222", "#666666", "#e6e6e6"
 COLUMNS = 600  # of a line of many points: each is drawn as the range of its values
-
-
-class Mistake(Exception):
-    """What the user has to change; ends the program with status 2."""
 
 
 def write_whole(path, text):
@@ -358,7 +357,7 @@ def write_png(svg_path, path, runs, averages, title):
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-def run_script(arguments):
+def run(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -390,24 +389,8 @@ def run_script(arguments):
         print(f"wrote {png}")
 
 
-def exit_status(name, work, arguments):
-    """Does a script's work; returns its exit status, and prints what went wrong behind the script's name."""
-    try:
-        work(arguments)
-    except Mistake as mistake:
-        print(f"{name}: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        print(f"{name}: {error.cmd[0]} failed with status {error.returncode}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def main(arguments=None):
-    return exit_status("plot_loss.py", run_script, arguments)
+    return run_script("plot_loss.py", run, arguments)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ import chat_rows  # noqa: E402
 import chat_template  # noqa: E402
 import token_shards  # noqa: E402
 import token_workers  # noqa: E402
-from text_sources import Finder, Mistake, block_of_texts, find_files, lines_of, read_blocks, warn  # noqa: E402
+from mistakes import Mistake, run_script, warn  # noqa: E402
+from text_sources import Finder, block_of_texts, find_files, lines_of, read_blocks  # noqa: E402
 from text_tokenizers import END_OF_TEXT, PACKAGE_MISSING, TOKENIZER_FILES, ByteTokenizer, PackageTokenizer, TokenizerFile, pack_vocabulary  # noqa: E402
 from token_workers import digest  # noqa: E402
 
@@ -555,18 +556,7 @@ def run(arguments):
 
 
 def main(arguments=None):
-    try:
-        run(arguments)
-    except Mistake as mistake:
-        warn(mistake)
-        return 2
-    except OSError as error:
-        warn(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error)
-        return 2
-    except KeyboardInterrupt:
-        warn("interrupted")
-        return 130
-    return 0
+    return run_script("prepare_data.py", run, arguments)
 
 
 if __name__ == "__main__":

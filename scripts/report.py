@@ -17,7 +17,8 @@ import re
 import statistics
 import sys
 
-from plot_loss import Mistake, Run, exit_status, finite, write_whole
+from mistakes import Mistake, run_script
+from plot_loss import Run, finite, write_whole
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 POINTS = 20000  # of a run: of more rows, the least and greatest loss of each stretch are kept
@@ -230,7 +231,7 @@ def page(runs, folders, title):
     return re.sub("@TITLE@|@PLANS@|@DATA@", lambda match: values[match[0]], template)
 
 
-def run_script(arguments):
+def run(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -254,7 +255,7 @@ def run_script(arguments):
 
 
 def main(arguments=None):
-    return exit_status("report.py", run_script, arguments)
+    return run_script("report.py", run, arguments)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import sys
 import tempfile
 
 import roofline
+from mistakes import Mistake, run_script
 from roofline import Shape
 from written_page import tables_as_blocks, write_or_check
 
@@ -333,11 +334,6 @@ def predict(run, machine):
     return result
 
 
-def refuse(message):
-    print(f"scaling_model.py: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
 # ---- what the engine plans ----
 
 ARENAS = ("parameters", "gradients", "optimizer", "activations")
@@ -364,12 +360,12 @@ def plan_by_engine(run, program):
         result = subprocess.run([program, "--plan=full", "--plan-json", path, "--plan-gpu", "H200", *plan_options(run)], capture_output=True,
                                 text=True, check=False)
         if result.returncode != 0:
-            refuse(f"{program} made no plan: {(result.stderr or result.stdout).strip()}")
+            raise Mistake(f"{program} made no plan: {(result.stderr or result.stdout).strip()}")
         with open(path, encoding="utf-8") as file:
             plan = json.load(file)
     arenas = {arena["name"]: arena["bytes"] for arena in plan["arenas"]}
     if tuple(arenas) != ARENAS or sum(arenas.values()) != plan["peak_bytes"]:
-        refuse(f"{program} plans other arenas than {', '.join(ARENAS)}: {arenas}, {plan['peak_bytes']} in all")
+        raise Mistake(f"{program} plans other arenas than {', '.join(ARENAS)}: {arenas}, {plan['peak_bytes']} in all")
     return arenas
 
 
@@ -419,8 +415,8 @@ def policy_that_fits(model, machine, gpus, stage, program=None):
     for policy in POLICIES:
         planned = planned_gb(Run(model, gpus, stage, policy), program)
         if planned is None:
-            refuse(f"docs/internals/scaling_plans.json has no plan of {model.name} on {gpus} GPUs: give --train-gpt, which "
-                   "makes it, or --recompute")
+            raise Mistake(f"docs/internals/scaling_plans.json has no plan of {model.name} on {gpus} GPUs: give --train-gpt, which "
+                          "makes it, or --recompute")
         if planned + machine.reserve_gb <= machine.memory_gb:
             return policy
     return None
@@ -550,8 +546,8 @@ def predict_one(options):
     policy = options.recompute or policy_that_fits(model, machine, options.gpus, options.zero_stage, program)
     if policy is None:
         least = planned_gb(Run(model, options.gpus, options.zero_stage, "full"), program)
-        refuse(f"stage {options.zero_stage} is planned to take {least:.1f} GB with full recomputation, and "
-               f"{machine.memory_gb - machine.reserve_gb:.1f} are there; raise --zero-stage or --gpus")
+        raise Mistake(f"stage {options.zero_stage} is planned to take {least:.1f} GB with full recomputation, and "
+                      f"{machine.memory_gb - machine.reserve_gb:.1f} are there; raise --zero-stage or --gpus")
     run = Run(model, options.gpus, options.zero_stage, policy, options.bucket_mib, options.grad_reduce_in_bf16)
     print(json.dumps({**predict(run, machine), "planned_gb": planned_gb(run, program)}))
     return 0
@@ -570,4 +566,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script("scaling_model.py", main, sys.argv[1:]))

@@ -20,23 +20,14 @@ import stat
 import sys
 import tarfile
 
+from mistakes import Mistake, warn
+
 BLOCK_BYTES = 1 << 20  # of documents that a worker is given at once
 HEAD_BYTES = 1 << 16  # what a file is, is seen in so many of its first bytes
 FIRST_RECORD_BYTES = 1 << 20  # and, of JSON, in so many
 UNCUT_BYTES = 1 << 24  # pieces of a text that is not cut for validation's sake
 CONTINUATION = bytes(range(0x80, 0xC0))  # UTF-8's bytes within a character
 LONGEST_DOCUMENT = 1 << 28  # a line of JSONL, an element of an array, a file in a tar
-
-
-class Mistake(Exception):
-    """What the user has to change; ends the program with status 2."""
-
-
-SCRIPT = ["prepare_data.py"]  # whose messages these are
-
-
-def warn(message):
-    print(f"{SCRIPT[0]}: {message}", file=sys.stderr)
 
 
 # --- What a file holds ------------------------------------------------------------------------------------------------

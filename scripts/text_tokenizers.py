@@ -14,7 +14,7 @@ import struct
 import byte_tokenizer
 import chat_template
 import tokenizer_digest
-from text_sources import Mistake
+from mistakes import Mistake
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_END_OF_TEXT = 256

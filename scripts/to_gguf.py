@@ -23,7 +23,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import train_tokenizer  # noqa: E402: lies beside this file
-from text_sources import Mistake  # noqa: E402
+from mistakes import Mistake, run_script  # noqa: E402
 
 CONVERTER = "convert_hf_to_gguf.py"
 PACKAGES = ["numpy", "torch", "transformers", "sentencepiece"]
@@ -135,25 +135,17 @@ def convert(options):
     print(f"{options.out}: {os.path.getsize(options.out):,} bytes, of {folder}")
 
 
-def main(arguments=None):
+def parse_options(arguments):
     parser = argparse.ArgumentParser(prog="to_gguf.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="a checkpoint, a run's folder, or another folder of Hugging Face")
     parser.add_argument("--llama-cpp", default="llama.cpp", metavar="FOLDER", help="where llama.cpp's source is (default: llama.cpp)")
     parser.add_argument("--out", required=True, metavar="FILE", help="the GGUF file to write")
     parser.add_argument("--outtype", default="auto", metavar="TYPE", help="of the weights: f32, f16, bf16, q8_0 or auto, the model's own (default: auto)")
-    options = parser.parse_args(arguments)
-    try:
-        convert(options)
-    except Mistake as mistake:
-        print(f"to_gguf.py: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"to_gguf.py: {error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("to_gguf.py: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    return run_script("to_gguf.py", lambda: convert(parse_options(arguments)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import struct
 
 import tokenizer_digest
-from text_sources import Mistake, warn
+from mistakes import Mistake, warn
 from text_tokenizers import TOKENIZER_FILES
 
 SHARD_HEADER_INTS = 256

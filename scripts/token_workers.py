@@ -19,7 +19,8 @@ import struct
 import subprocess
 import threading
 
-from text_sources import Mistake, block_of_texts
+from mistakes import Mistake
+from text_sources import block_of_texts
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ from Python 3.10 on

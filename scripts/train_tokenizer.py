@@ -18,7 +18,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import byte_tokenizer  # noqa: E402: lies beside this file
 import text_sources  # noqa: E402
-from text_sources import Mistake  # noqa: E402
+from mistakes import Mistake, run_script, warn  # noqa: E402
 
 PATTERNS = {
     "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -82,10 +82,10 @@ def run(options):
     size = tokenizer.get_vocab_size()
     print(f"{size} tokens in {options.out}/tokenizer.json; train by --vocab-size {size}")
     if size < options.vocab_size:
-        print(f"train_tokenizer.py: the text has pairs for no more than {size} tokens of --vocab-size {options.vocab_size}", file=sys.stderr)
+        warn(f"the text has pairs for no more than {size} tokens of --vocab-size {options.vocab_size}")
 
 
-def main(arguments=None):
+def parse_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="file or folder of text, as of prepare_data.py; - for standard input")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where to write tokenizer.json")
@@ -95,22 +95,14 @@ def main(arguments=None):
     parser.add_argument("--text-field", "--jsonl-field", default="text", metavar="NAME", help="field that holds the text (default: text)")
     parser.add_argument("--max-characters", type=int, metavar="N", help="stop after N characters of text")
     parser.set_defaults(include=None, max_bytes=None, val_fraction=0)  # as text_sources.Finder wants
-    text_sources.SCRIPT[0] = "train_tokenizer.py"
-    try:
-        options = parser.parse_args(arguments)
-        if options.max_characters is not None and options.max_characters < 1:
-            parser.error(f"--max-characters {options.max_characters}: expected at least 1")
-        run(options)
-    except Mistake as mistake:
-        print(f"train_tokenizer.py: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"train_tokenizer.py: {error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("train_tokenizer.py: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    options = parser.parse_args(arguments)
+    if options.max_characters is not None and options.max_characters < 1:
+        parser.error(f"--max-characters {options.max_characters}: expected at least 1")
+    return options
+
+
+def main(arguments=None):
+    return run_script("train_tokenizer.py", lambda: run(parse_options(arguments)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """scripts/get.py: whole files with the right checksum or none, downloads that go on, one line where something fails. A
-server on this host stands for the network."""
+server on this host stands for the network. And how the scripts that users call end, scripts/mistakes.py."""
 import contextlib
 import hashlib
 import http.server
@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from environment import ROOT, free_port
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import get  # noqa: E402
+import mistakes  # noqa: E402
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 3000
 MODEL = os.path.join(ROOT, "test/golden/huggingface/llama")
@@ -210,6 +212,52 @@ class Get(unittest.TestCase):
         with open(self.path("file"), "w", encoding="ascii"):
             pass
         self.assertIn(self.path("file"), self.get("shakespeare", "--out", self.path("file"), status=2))
+
+
+class Ends(unittest.TestCase):
+    """mistakes.run_script."""
+    def ends(self, work, **options):
+        error = io.StringIO()
+        with contextlib.redirect_stderr(error):
+            return mistakes.run_script("x.py", work, **options), error.getvalue()
+
+    def raising(self, error, **options):
+        return self.ends(mock.Mock(side_effect=error), **options)
+
+    def test_what_goes_wrong_is_one_line(self):
+        self.assertEqual(self.raising(mistakes.Mistake("a.txt: is empty")), (2, "x.py: a.txt: is empty\n"))
+        self.assertEqual(self.ends(lambda: open("/no/such", encoding="utf-8")), (2, "x.py: /no/such: No such file or directory\n"))
+        self.assertEqual(self.raising(OSError(28, "No space left on device")), (2, "x.py: writing: No space left on device\n"))
+        self.assertEqual(self.raising(OSError("not of the system")), (2, "x.py: not of the system\n"))
+        self.assertEqual(self.ends(lambda: subprocess.run(["false"], check=True)), (1, "x.py: false failed with status 1\n"))
+        self.assertEqual(self.raising(KeyboardInterrupt), (130, "x.py: interrupted\n"))
+        self.assertEqual(self.raising(KeyboardInterrupt, interrupted="interrupted; again"), (130, "x.py: interrupted; again\n"))
+        self.assertEqual(self.ends(lambda: None) + self.ends(lambda: 3), (0, "", 3, ""))
+
+    def test_output_that_cannot_be_written(self):
+        """Python's own end says nothing after the script's."""
+        program = """import mistakes, sys
+def work():
+    print("a" * int(sys.argv[1]))
+    if int(sys.argv[2]):
+        raise mistakes.Mistake("a mistake")
+sys.exit(mistakes.run_script("x.py", work))"""
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        with open("/dev/full", "w", encoding="ascii") as full, open(write_end, "w", encoding="ascii") as pipe:
+            for out, expected in ((full, (2, "x.py: writing: No space left on device\n")), (pipe, (141, ""))):
+                for arguments in ("1", "0"), ("100000", "0"), ("1", "1"):
+                    done = subprocess.run([sys.executable, "-B", "-c", program, *arguments], cwd=os.path.join(ROOT, "scripts"), stdout=out,
+                                          stderr=subprocess.PIPE, env=buffered, text=True, check=False, timeout=60)
+                    self.assertEqual((done.returncode, done.stderr), expected, arguments)
+
+    def test_every_script_of_users_ends_so(self):
+        with open(os.path.join(ROOT, "scripts/install/install.sh"), encoding="utf-8") as file:
+            commands = re.search('^commands="(.*)"$', file.read(), re.M)[1].split()
+        for name in set(commands) - {"follow"}:  # which ends with the run, whatever it could not send
+            with open(os.path.join(ROOT, "scripts", name + ".py"), encoding="utf-8") as file:
+                self.assertIn('run_script("%s.py", ' % name, file.read())
 
 
 if __name__ == "__main__":
