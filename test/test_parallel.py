@@ -365,6 +365,18 @@ class SameBits(Case):
 
 @needs_mpi
 class Checkpoints(Case):
+    def goes_on(self, first, step, ranks, stage, options, tolerance):
+        """A run of other ranks and another stage goes on with the first one's checkpoint: to the same bits, or within the tolerance."""
+        name = "%s-%d-%d" % (first, ranks, stage)
+        checkpoint = "/checkpoints/step_%08d" % step
+        shutil.copytree(self.path + "/" + first + checkpoint, self.path + "/" + name + checkpoint)
+        shutil.copy(self.path + "/" + first + "/log.jsonl", self.path + "/" + name)
+        self.run_it(name, ranks, *options, "--zero-stage", stage, "--resume", "auto")
+        if tolerance is None:
+            self.assertEqual(self.curve(name), self.curve(first))
+        else:
+            self.assertLess(self.difference(name, first), tolerance)
+
     def test_stages_write_the_same_and_go_on_as_another(self):
         options = ["--micro-batch-size", 3, "--train-steps", 12, "--checkpoint-every", 6, *DROPOUT]
         stages = chosen(range(4), (0, 2))
@@ -378,15 +390,7 @@ class Checkpoints(Case):
                         contents.add(f.read())
                 self.assertEqual(len(contents), 1, name)
         for ranks, stage in chosen([(4, 3), (2, 3), (1, 0), (2, 1)], [(4, 3), (2, 1)]):
-            name = "e%d-%d" % (ranks, stage)
-            os.makedirs(self.path + "/" + name + "/checkpoints")
-            shutil.copytree(self.path + "/2/checkpoints/step_00000006", self.path + "/" + name + "/checkpoints/step_00000006")
-            shutil.copy(self.path + "/2/log.jsonl", self.path + "/" + name)
-            self.run_it(name, ranks, *options, "--zero-stage", stage, "--resume", "auto")
-            if ranks == 4:
-                self.assertEqual(self.curve(name), self.curve("2"))
-            else:
-                self.assertLess(self.difference(name, "2"), FP32_TOLERANCE)
+            self.goes_on("2", 6, ranks, stage, options, None if ranks == 4 else FP32_TOLERANCE)
 
     def test_stages_write_the_same_of_muon(self):
         options = [*LLAMA, "--micro-batch-size", 2, "--train-steps", 6, "--checkpoint-every", 3, *MUON]
@@ -399,15 +403,7 @@ class Checkpoints(Case):
                     contents.add(f.read())
             self.assertEqual(len(contents), 1, name)
         for ranks, stage in chosen([(3, 1), (2, 3), (1, 0)], [(2, 3)]):
-            name = "n%d-%d" % (ranks, stage)
-            os.makedirs(self.path + "/" + name + "/checkpoints")
-            shutil.copytree(self.path + "/m1/checkpoints/step_00000003", self.path + "/" + name + "/checkpoints/step_00000003")
-            shutil.copy(self.path + "/m1/log.jsonl", self.path + "/" + name)
-            self.run_it(name, ranks, *options, "--zero-stage", stage, "--resume", "auto")
-            if ranks == 3:
-                self.assertEqual(self.curve(name), self.curve("m1"))
-            else:
-                self.assertLess(self.difference(name, "m1"), MUON_TOLERANCE)
+            self.goes_on("m1", 3, ranks, stage, options, None if ranks == 3 else MUON_TOLERANCE)
 
     def test_global_batch_stays(self):
         """Without --global-batch-size it follows from the number of ranks; a run that goes on keeps the first one."""

@@ -5,6 +5,7 @@ text, in fp32, with --generate's; of a tokenizer split as GPT-2's, of bytes, and
 The Python package llama-cpp-python is llama.cpp as a library. Its source distribution, unpacked into $ROW_FOLDER, has
 the converter. Exit status 77 if either can't be had.
 """
+import functools
 import glob
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 
-from job import PROGRAM, ROOT, Difference, Folder
+from job import PROGRAM, ROOT, Difference, Folder, run_checks
 
 VERSION = "0.3.36"
 GOLDEN = ROOT + "/test/golden/tokenizer_gpt2.json"
@@ -141,19 +142,10 @@ def main():
     if not source:
         print("missing: the source distribution of llama-cpp-python %s, which has the converter" % VERSION)
         return 77
-    failed = 0
     with Folder() as folder:
         write_data(folder)
         write_own_data(folder)
-        for name in MODELS:
-            try:
-                check(folder, name, source)
-                print("ok " + name, flush=True)
-            except Difference as difference:
-                failed += 1
-                print("%s: %s" % (name, difference), flush=True)
-    print("%d passed, %d failed" % (len(MODELS) - failed, failed))
-    return 1 if failed else 0
+        return run_checks([(name, functools.partial(check, folder, name, source)) for name in MODELS])
 
 
 if __name__ == "__main__":

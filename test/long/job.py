@@ -24,6 +24,20 @@ class Difference(Exception):
     """What a program of the table reports before it exits with status 1."""
 
 
+def run_checks(checks):
+    """Calls checks, a list of (name, function), and prints a line of each and the counts. Returns the exit status."""
+    failed = 0
+    for name, check in checks:
+        try:
+            check()
+            print("ok " + name, flush=True)
+        except Difference as difference:
+            failed += 1
+            print("failed: %s: %s" % (name, difference), flush=True)
+    print("%d passed, %d failed" % (len(checks) - failed, failed))
+    return 1 if failed else 0
+
+
 class Folder:
     """Data of a small vocabulary, and the folders of runs that train on it."""
     def __init__(self):

@@ -5,12 +5,13 @@ than 0.
 
 With clang's OpenMP, whose archer tells the sanitizer of barriers, runs have two OpenMP threads; without it, one.
 """
+import functools
 import os
 import signal
 import sys
 import time
 
-from job import Difference, Folder, wait
+from job import Difference, Folder, run_checks, wait
 
 THREADS = os.environ.get("LONG_OMP_THREADS", "2")
 COMMON = ["--threads", THREADS, "--train-steps", "12", "--checkpoint-every", "2", "--keep-checkpoints", "2", "--val-every", "4"]
@@ -60,17 +61,8 @@ def main():
     os.environ.setdefault("JOB_SECONDS", "300")
     checks = [(check, name, run) for name, run in RUNS.items()]
     checks += [(check_signals, "signals, " + name, RUNS[name]) for name in ("fp32", "stage 2")]
-    failed = 0
     with Folder() as folder:
-        for function, name, run in checks:
-            try:
-                function(folder, name, *run)
-                print("ok " + name, flush=True)
-            except Difference as difference:
-                failed += 1
-                print("failed: %s: %s" % (name, difference), flush=True)
-    print("%d passed, %d failed" % (len(checks) - failed, failed))
-    return 1 if failed else 0
+        return run_checks([(name, functools.partial(function, folder, name, *run)) for function, name, run in checks])
 
 
 if __name__ == "__main__":

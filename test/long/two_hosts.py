@@ -3,6 +3,7 @@
 hosts: a run to its end, with the bits of a run on one host; a run whose rank on the other host is killed, and which
 ends by itself; a run that SIGTERM to the script makes save; a run whose network is cut. Exit status 77 where namespaces
 can't be made."""
+import functools
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from job import PEER_SECONDS, PROGRAM, ROOT, Difference, Folder, wait
+from job import PEER_SECONDS, PROGRAM, ROOT, Difference, Folder, run_checks, wait
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 OPTIONS = ["--precision", "bf16", "--zero-stage", "2", "--micro-batch-size", "1", "--global-batch-size", "8", "--bucket-mib", "0.01",
@@ -123,6 +124,14 @@ def a_cut_network(hosts, folder):
     subprocess.run([*hosts.inside(1), "ip", "link", "set", "long0", "up"], check=True)
 
 
+def and_no_rank_is_left(check, hosts, folder):
+    try:
+        check(hosts, folder)
+    finally:
+        for pid in ranks_on(hosts, 0) + ranks_on(hosts, 1):
+            os.kill(pid, signal.SIGKILL)
+
+
 def main():
     for command in ("unshare", "nsenter", "ip"):
         if not shutil.which(command):
@@ -132,20 +141,9 @@ def main():
                       capture_output=True).returncode != 0:
         print("missing: the right to a network namespace with a pair of interfaces, which root has")
         return 77
-    failed = 0
-    checks = (a_run_to_its_end, a_killed_rank, a_signal_saves, a_cut_network)
     with Hosts() as hosts, Folder() as folder:
-        for check in checks:
-            try:
-                check(hosts, folder)
-                print("ok " + check.__name__, flush=True)
-            except Difference as difference:
-                failed += 1
-                print("%s: %s" % (check.__name__, difference), flush=True)
-            for pid in ranks_on(hosts, 0) + ranks_on(hosts, 1):
-                os.kill(pid, signal.SIGKILL)
-    print("%d passed, %d failed" % (len(checks) - failed, failed))
-    return 1 if failed else 0
+        checks = (a_run_to_its_end, a_killed_rank, a_signal_saves, a_cut_network)
+        return run_checks([(check.__name__, functools.partial(and_no_rank_is_left, check, hosts, folder)) for check in checks])
 
 
 if __name__ == "__main__":
