@@ -27,6 +27,7 @@ beside it. A row's result is a line of test/long_results.json, unless the tree d
 failed; one that the limit stopped did not.
 """
 import argparse
+import functools
 import glob
 import hashlib
 import json
@@ -52,7 +53,7 @@ JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 
 class Row:
     def __init__(self, line):
-        cells = line.rstrip("\n").split("\t")
+        cells = self.cells = line.rstrip("\n").split("\t")
         if len(cells) != 5:
             sys.exit("long.py: a row of %s has %d columns, not 5: %s" % (ROWS, len(cells), cells[0]))
         self.name, needs, variables, steps, self.what = (cell.strip() for cell in cells)
@@ -66,9 +67,13 @@ class Row:
         self.steps = [step.strip() for step in steps.split(" ; ")]
 
 
+def rows_of(text):
+    return [Row(line) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
 def read_rows():
     with open(os.path.join(ROOT, ROWS), encoding="utf-8") as file:
-        return [Row(line) for line in file if line.strip() and not line.startswith("#")]
+        return rows_of(file.read())
 
 
 # ---- the tree's commit ----
@@ -100,6 +105,12 @@ def age_of(commit):
     """The number of commits since this one, None where this history does not have it."""
     count = git("rev-list", "--count", commit + "..HEAD") if commit else None
     return int(count) if count else None
+
+
+@functools.lru_cache(maxsize=None)
+def steps_at(commit):
+    """What each row ran as of this commit, {row: (variables, steps)}; empty where this history does not have the commit."""
+    return {row.name: row.cells[2:4] for row in rows_of(git("show", "%s:%s" % (commit, ROWS)) or "")}
 
 
 def row_of_turn(rows):
@@ -436,8 +447,10 @@ def replaces(new, old):
 
 
 def is_stale(result):
+    """Whether a result says little of its row today: it is of long ago, or the row ran something else then."""
     age = age_of(result["commit"])
-    return age is None or age > STALE_COMMITS
+    now = {row.name: row.cells[2:4] for row in read_rows()}.get(result["row"])
+    return age is None or age > STALE_COMMITS or steps_at(result["commit"]).get(result["row"], now) != now
 
 
 def record(result):
@@ -470,7 +483,7 @@ def page_of(rows, results):
              "A row has its status where that is not `passed`, tests passed+skipped, figures, the commit, and what it runs. `fp32` and `bf16` are",
              "the largest relative differences of a loss in 20 steps from the native build's fp32 losses, `adapters` the largest of LoRA's",
              "adapters from fp64's. `missing` is what the machine lacked, `incomplete` a row that its limit stopped, `stale` a result of more",
-             "than %d commits ago." % STALE_COMMITS, "", "```text"]
+             "than %d commits ago, or of a row that has changed since." % STALE_COMMITS, "", "```text"]
     cells = [(row.name, result_cell(results[row.name]) if row.name in results else "not run", row.what) for row in rows]
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
     lines += ["%-*s  %-*s  %s" % (widths[0], name, widths[1], result, what) for name, result, what in cells] + ["```"]

@@ -245,6 +245,15 @@ class Page(Case):
         self.call("--write-docs")
         self.assertIn("  stale; 1+0; ", self.read("docs/internals/machines.md"))
 
+    def test_a_row_that_has_changed_is_stale(self):
+        """Of the row itself: its variables and its steps, not what is said of it, nor another row."""
+        self.commit(("a", "", "", "true"), ("b", "", "", "true"))
+        self.call()
+        self.commit(("a", "sh", "", "true"), ("b", "", "", "true ; true"), ("c", "", "", "true"))
+        self.call("--write-docs")
+        self.assertRegex(self.read("docs/internals/machines.md"), r"\na +1\+0; ")
+        self.assertRegex(self.read("docs/internals/machines.md"), r"\nb +stale; 1\+0; ")
+
     def test_one_line_a_row(self):
         self.commit(("b", "", "", "true"), ("a", "", "", "true"))
         self.call()
