@@ -203,6 +203,7 @@ static void bad_files_are_refused(void **state) {
         {"{\"lr\": }", "--config "},
         {"{\"learning_rate\": 1}", "--config |'learning_rate' is no option; the option here is --lr"},
         {"{\"train_step\": 1}", "'train_step' is no option; the nearest is --train-steps"},
+        {"{\"version\": 3}", "--config |'version' is no option; --version stands only on the command line"},
         {"{\"lr\": \"fast\"}", "lr is 'fast', which is not understood; expected a number"},
         {"{\"lr\": [1]}", "lr is an array; expected a number"},
         {"{\"lr\": null}", "lr is null"},

@@ -203,6 +203,7 @@ static void unknown_options_name_the_nearest(void **state) {
     assert_rejects("--no-rate", "unknown option --no-rate;|--rate");
     assert_rejects("--hepl", "unknown option --hepl;|--help");
     assert_rejects("--versoin", "unknown option --versoin;|--version");
+    assert_rejects("--version=3", "option --version takes no value; write --version\n");
     assert_rejects("--=3", "unknown option --;");
     assert_rejects("--", "unknown option --;");
     assert_rejects("--a-name-that-is-longer-than-any-option-that-a-table-could-hold-and-some", "unknown option");

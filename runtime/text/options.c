@@ -31,14 +31,14 @@ static int option_edit_distance(const char *a, const char *b) {
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
+static const char *const option_questions[] = {"help", "version"}; // no rows: they print and end the program
 // nearest = the name, as users write it, that a word is most like, of all options, help and version; returns nearest.
 static const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
-    static const char *const built_in[] = {"help", "version"};
     int best = INT_MAX;
     for (int i = 0; i < 2; i++)
-        if (option_name_distance(word, built_in[i]) < best) {
-            best = option_name_distance(word, built_in[i]);
-            option_display(nearest, built_in[i]);
+        if (option_name_distance(word, option_questions[i]) < best) {
+            best = option_name_distance(word, option_questions[i]);
+            option_display(nearest, option_questions[i]);
         }
     for (int i = 0; i < options->count; i++) {
         char name[OPTION_NAME];
@@ -69,6 +69,11 @@ const char *options_hint(const struct options *options, const char *name, char t
         snprintf(text, OPTION_TEXT, "the option here is --%s%s%s", s->name, *s->how ? ": " : "", s->how);
         return text;
     }
+    for (int i = 0; i < 2; i++)
+        if (strcmp(word, option_questions[i]) == 0) {
+            snprintf(text, OPTION_TEXT, "--%s stands only on the command line", word);
+            return text;
+        }
     snprintf(text, OPTION_TEXT, "the nearest is --%s (--help all lists all)", option_nearest(options, word, nearest));
     return text;
 }
@@ -156,6 +161,8 @@ static void option_help_or_version(const struct options *options, const char *wo
         options_help(options, next, stdout);
     else if (strcmp(word, "--version") == 0)
         options_print_version(options);
+    else if (strncmp(word, "--version=", 10) == 0)
+        fail("option --version takes no value; write --version");
     else
         return;
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
