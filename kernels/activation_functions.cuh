@@ -160,7 +160,7 @@ ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], 
         EACH_VEC below[i] = below[i] * t[i] + coefficients[k];
     EACH_VEC below[i] = below[i] * t[i] * e[i];
 }
-// gelu_erf(x) = x Phi(x) = max(x, 0) - |x| Phi(-|x|), which has no subtraction where x is negative
+// x[i] <- gelu_erf(x[i]): x Phi(x) = max(x, 0) - |x| Phi(-|x|), which has no subtraction where x is negative
 ALWAYS_INLINE void vecs_gelu_erf(vec x[FLOATX_VECS]) {
     vec below[FLOATX_VECS], e[FLOATX_VECS];
     vecs_normal_tail(below, e, x);

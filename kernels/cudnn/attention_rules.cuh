@@ -69,7 +69,7 @@ static inline void fused_refuses(char *reason, size_t size, size_t version, int 
 static inline size_t fused_rounded(size_t bytes) {
     return (bytes + FUSED_SCRATCH_ALIGNMENT - 1) / FUSED_SCRATCH_ALIGNMENT * FUSED_SCRATCH_ALIGNMENT;
 }
-// The number of bytes of one fp32 number a row, (B, heads, T).
+// The number of bytes of one fp32 number a row, (B, heads, T), rounded up by fused_rounded.
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
