@@ -145,6 +145,7 @@ static double dot(const double *x, const double *y, int n) {
     return sum;
 }
 static void add(double *x, double factor, const double *y, int n) {
+#pragma omp simd
     for (int i = 0; i < n; i++)
         x[i] += factor * y[i];
 }
