@@ -239,7 +239,7 @@ static void emu_land(struct emu_bulk *bulk) {
     }
     emu_bulk_shared(bulk, data.data(), true);
     for (uint32_t i = 0; i < bulk->bytes / 4; i++)
-        emu->words[(bulk->shared - EMU_SHARED_BASE) / 4 + i].in_flight = false;
+        emu_set_in_flight(bulk->shared + 4 * i, false);
 }
 static void emu_add_floats(float *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -392,7 +392,7 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     memset(emu_shared_at(load->shared), 0xff, load->bytes);
     const int clock = emu_barrier_clock(emu_mbarrier_index(barrier));
     for (uint32_t i = 0; i < load->bytes; i += 4) {
-        emu->words[(load->shared - EMU_SHARED_BASE + i) / 4].in_flight = true;
+        emu_set_in_flight(load->shared + i, true);
         emu_mark_written(emu_mark_at(load->shared + i), clock, barrier->phase + 1);
     }
     barrier->issued += load->bytes;
@@ -784,6 +784,7 @@ static inline void emu_fragment(float *matrix, float *value, int n, bool to_matr
             memcpy(to_matrix ? pair : own, to_matrix ? own : pair, 2 * sizeof(float));
         }
 }
+typedef float emu_floats __attribute__((vector_size(16))); // sums in registers, where gcc keeps arrays in memory
 static void emu_wgmma_run(const struct emu_wgmma_issued *issued, int first_thread) {
     const int n = issued->op.n;
     static __thread float a[16 * 64], b[16 * 256], c[64 * 256];
@@ -799,15 +800,20 @@ static void emu_wgmma_run(const struct emu_wgmma_issued *issued, int first_threa
             for (int e = 0; e < 2; e++)
                 a[(2 * t + i / 2 * 8 + e) * 64 + row + i % 2 * 8] = emu_bf16(issued->a[thread][i] >> 16 * e & 0xffffu);
     }
-    for (int row = 0; row < 64; row++)
-        for (int begin = 0; begin < n; begin += 16) {
-            float sums[16];
-            memcpy(sums, c + row * n + begin, sizeof sums);
-            for (int k = 0; k < 16; k++)
-#pragma omp simd
-                for (int column = 0; column < 16; column++)
-                    sums[column] += a[k * 64 + row] * b[k * n + begin + column];
-            memcpy(c + row * n + begin, sums, sizeof sums);
+    for (int begin = 0; begin < n; begin += 8)
+        for (int row = 0; row < 64; row++) {
+            emu_floats left, right;
+            memcpy(&left, c + row * n + begin, sizeof left);
+            memcpy(&right, c + row * n + begin + 4, sizeof right);
+            for (int k = 0; k < 16; k++) {
+                emu_floats b_left, b_right;
+                memcpy(&b_left, b + k * n + begin, sizeof b_left);
+                memcpy(&b_right, b + k * n + begin + 4, sizeof b_right);
+                left += a[k * 64 + row] * b_left;
+                right += a[k * 64 + row] * b_right;
+            }
+            memcpy(c + row * n + begin, &left, sizeof left);
+            memcpy(c + row * n + begin + 4, &right, sizeof right);
         }
     for (int thread = 0; thread < EMU_WARPGROUP; thread++) {
         const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;

@@ -29,6 +29,7 @@ enum {
 struct emu_mark {
     uint32_t write_time, read_time;
     uint16_t writer, reader; // clocks
+    bool in_flight;          // as the word's, which lies elsewhere in memory
     uint16_t barrier;        // 1 + index of the mbarrier that the word is a part of; 0: none
     // > 0: the row of emu_async.readers that has the times of several readers, instead of `reader`
     int readers;
@@ -182,6 +183,12 @@ static inline void emu_check_mark(const struct emu_mark *mark, const uint32_t *s
 static inline struct emu_mark *emu_mark_at(uint32_t address) {
     return &emu->async->marks[(address - EMU_SHARED_BASE) / 4];
 }
+// Notes for a word of shared memory whether an asynchronous copy is to write it.
+static void emu_set_in_flight(uint32_t address, bool in_flight) {
+    emu->words[(address - EMU_SHARED_BASE) / 4].in_flight = in_flight;
+    if (emu->async)
+        emu_mark_at(address)->in_flight = in_flight;
+}
 // Checks and marks an ordinary access by the current thread.
 void emu_touch_mark(uint32_t address, bool write) {
     struct emu_mark *mark = emu_mark_at(address);
@@ -206,13 +213,12 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
         emu_report("%s goes past the shared memory of the launch, shared address %d, %u bytes of %u", what,
                    emu_offset(address), bytes, emu->shared_bytes);
     const uint32_t *seen = emu_seen(emu->current), *fenced = emu_seen_fenced(emu->current);
-    const struct emu_word *words = &emu->words[(address - EMU_SHARED_BASE) / 4];
     const struct emu_mark *mark = emu_mark_at(address), *good = NULL;
     for (uint32_t i = 0; i < bytes / 4; i++) {
-        if (good && !write && !words[i].in_flight && mark[i].writer == good->writer &&
+        if (good && !write && !mark[i].in_flight && mark[i].writer == good->writer &&
             mark[i].write_time == good->write_time && !mark[i].barrier)
             continue; // like the word before
-        if (words[i].in_flight)
+        if (mark[i].in_flight)
             emu_report("%s touches what an asynchronous copy is to write, before its wait, shared address %d", what,
                        emu_offset(address + 4 * i));
         emu_check_mark(&mark[i], seen, write, address + 4 * i);
@@ -228,6 +234,7 @@ static uint32_t emu_time_of(int thread, uint64_t warp_epoch) {
 }
 static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->reader = EMU_NOBODY;
+    mark->in_flight = word->in_flight;
     if (word->write_epoch >= emu->first_epoch) {
         mark->writer = (uint16_t)word->writer;
         mark->write_time = word->write_epoch < emu->epoch ? 1 : emu_time_of(word->writer, word->write_warp_epoch);

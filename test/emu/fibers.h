@@ -2,6 +2,7 @@
 // Only test/emu/emulator.cpp includes this file.
 #pragma once
 #include "test/emu/allocations.h" // emu_signal_stack
+#include "test/emu/clocks.h"      // emu_set_in_flight
 #include "test/emu/warp.h"        // struct emu_block
 #include <stdarg.h>               // va_list
 #include <sys/mman.h>             // mmap, mprotect
@@ -210,7 +211,7 @@ void emu_copy_async(uint32_t to, const void *from, int bytes, bool valid) {
         emu_report("has more copies under way than the model holds");
     memset(emu_touch(to, bytes, true), 0xff, (size_t)bytes); // from now on it may land at any time
     for (int i = 0; i < bytes / 4; i++)
-        emu->words[(to - EMU_SHARED_BASE) / 4 + (uint32_t)i].in_flight = true;
+        emu_set_in_flight(to + 4 * (uint32_t)i, true);
     const struct emu_copy copy = {to, from, bytes, valid, self->groups};
     self->copies[self->num_copies++] = copy;
 }
@@ -220,7 +221,7 @@ void emu_wait_async(int pending) {
     for (; landed < self->num_copies && self->copies[landed].group < self->groups - pending; landed++) {
         const struct emu_copy *copy = &self->copies[landed];
         for (int i = 0; i < copy->bytes / 4; i++)
-            emu->words[(copy->to - EMU_SHARED_BASE) / 4 + (uint32_t)i].in_flight = false;
+            emu_set_in_flight(copy->to + 4 * (uint32_t)i, false);
         unsigned char *to = emu_touch(copy->to, copy->bytes, true);
         if (copy->valid)
             memcpy(to, copy->from, (size_t)copy->bytes);
