@@ -14,6 +14,7 @@
 #endif
 #include "kernels/device_queue.cuh" // device_open
 #include "run/attention_choice.cuh"
+#include "test/attention_shape.h" // shape_of, columns_error
 #include "test/testing.h"
 #include "test/fails.h"
 #include <float.h>  // DBL_MAX
@@ -93,19 +94,6 @@ static enum attention_backend next_backend(enum attention_backend after, struct 
     for (enum attention_backend backend = next_backend(ATTENTION_AUTO, (s), (dropout)); backend != ATTENTION_AUTO;     \
          backend = next_backend(backend, (s), (dropout)))
 
-static struct attention_shape shape_of(int B, int T, int num_heads, int num_query_groups, int head_dim) {
-    struct attention_shape shape;
-    shape.B = B;
-    shape.T = T;
-    shape.num_heads = num_heads;
-    shape.num_query_groups = num_query_groups;
-    shape.head_dim = head_dim;
-    shape.scale = (float)(1 / sqrt((double)head_dim));
-    shape.full = false;
-    shape.softcap = 0;
-    shape.first_key = shape.last_query = NULL;
-    return shape;
-}
 static struct attention_backward_options options_of(const float *rotary, bool any_order) {
     const struct attention_backward_options options = {rotary, any_order, {NULL, NULL}};
     return options;
@@ -120,10 +108,6 @@ static struct dropout dropout_of(float p) {
     d.micro_step = NULL;
     return d;
 }
-static int64_t qkv_count(struct attention_shape s) {
-    return (int64_t)s.B * s.T * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
-}
-static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The naive form. `round` is applied to the result of each op: `exactly` gives the reference, and `to_precision` what
@@ -1337,18 +1321,6 @@ static void test_without_lse(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3xTF32
 
-// Returns the root of the mean square of x - reference in columns [begin, end) of (rows, width), relative to the
-// reference's.
-static double columns_error(const floatX *x, const double *reference, int64_t rows, int64_t width, int64_t begin,
-                            int64_t end) {
-    double errors = 0, squares = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = r * width + begin; i < r * width + end; i++) {
-            errors += (to_float(x[i]) - reference[i]) * (to_float(x[i]) - reference[i]);
-            squares += reference[i] * reference[i];
-        }
-    return sqrt(errors / squares);
-}
 // Returns the largest magnitude of x - reference (n).
 static double largest_error(const floatX *x, const double *reference, int64_t n) {
     double largest = 0;

@@ -1,24 +1,10 @@
 // Attention of one new token per sequence against a KV cache, compared with a naive loop in double.
 #include "kernels/attention/decode.cuh"
-#include "test/fails.h" // assert_fails
+#include "test/attention_shape.h" // shape_of
+#include "test/fails.h"           // assert_fails
 #include "test/testing.h"
 
 static struct device dev;
-
-static struct attention_shape shape_of(int B, int T, int num_heads, int num_query_groups, int head_dim) {
-    struct attention_shape shape;
-    memset(&shape, 0, sizeof shape);
-    shape.B = B;
-    shape.T = T;
-    shape.num_heads = num_heads;
-    shape.num_query_groups = num_query_groups;
-    shape.head_dim = head_dim;
-    shape.scale = (float)(1 / sqrt((double)head_dim));
-    return shape;
-}
-static int64_t token_elements(struct attention_shape s) {
-    return (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
-}
 
 // Returns the attention (B, T, H D) of every token to the `window` keys up to its own one; the caller frees it.
 static double *naive_attention(const double *qkv, struct attention_shape s, int window) {

@@ -4,7 +4,8 @@
 #include "kernels/cudnn/attention.cuh" // fused_close
 #include "kernels/device_queue.cuh"    // device_open
 #include "kernels/fp8/attention_rules.cuh"
-#include "kernels/fp8/cast.cuh" // fp8_cast_with_amax, fp8_transpose
+#include "kernels/fp8/cast.cuh"   // fp8_cast_with_amax, fp8_transpose
+#include "test/attention_shape.h" // shape_of, columns_error
 #include "test/fp8_reference.h"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -28,21 +29,6 @@ enum { SLOW = 1 };
 #define SLOW (test_slowness() > 1 ? 1 : 0)
 #endif
 
-static struct attention_shape shape_of(int B, int T, int heads, int groups, int D) {
-    struct attention_shape s;
-    memset(&s, 0, sizeof s);
-    s.B = B;
-    s.T = T;
-    s.num_heads = heads;
-    s.num_query_groups = groups;
-    s.head_dim = D;
-    s.scale = (float)(1 / sqrt((double)D));
-    return s;
-}
-static int64_t qkv_count(struct attention_shape s) {
-    return (int64_t)s.B * s.T * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
-}
-static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
 static int64_t lse_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads; }
 
 // ---- One layer's attention, with the scales that a model would keep ----
@@ -447,17 +433,6 @@ static void long_sequences_follow_the_formulas(void **state) {
 
 // ---- Against bf16 ----
 
-// Returns the relative error, in the norm, of a range of columns.
-static double error_of(const floatX *x, const floatX *reference, int64_t rows, int width, int begin, int end) {
-    double difference = 0, norm = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int c = begin; c < end; c++) {
-            const double a = (double)to_float(x[r * width + c]), b = (double)to_float(reference[r * width + c]);
-            difference += (a - b) * (a - b);
-            norm += b * b;
-        }
-    return sqrt(difference / norm);
-}
 // The errors that were computed in numpy for normal inputs, T 1024 and heads of 128, of the whole attention, casts
 // included; each may be 1.2 times as large. The backward of forward only reads the decoded q, k, v and O.
 static void errors_are_those_of_the_formats(void **state) {
@@ -502,16 +477,17 @@ static void errors_are_those_of_the_formats(void **state) {
             fp8_attention_read_back(qkv, l.qkv8, l.call.scales, FP8_E4M3, s, &dev);
             flash_backward(l.dqkv, l.dout, qkv, l.out, l.lse, s, none, NULL, workspace, &dev);
         }
-        double errors[4] = {error_of(l.out, out, s.T, 256, 0, 256)};
+        double *exact_out = to_doubles(out, out_count(s)), *exact_dqkv = to_doubles(dqkv, qkv_count(s));
+        double errors[4] = {columns_error(l.out, exact_out, s.T, 256, 0, 256)};
         for (int part = 0; part < 3; part++)
-            errors[1 + part] = error_of(l.dqkv, dqkv, s.T, width, part * 256, part * 256 + 256);
+            errors[1 + part] = columns_error(l.dqkv, exact_dqkv, s.T, width, part * 256, part * 256 + 256);
         if (in_long_run())
             print_message("%s: O %.3f, dQ %.3f, dK %.3f, dV %.3f\n", kinds[k].what, errors[0], errors[1], errors[2],
                           errors[3]);
         for (int i = 0; i < 4; i++)
             if (!(errors[i] <= 1.2 * kinds[k].most[i]))
                 fail_msg("error %d (O, dQ, dK, dV) is %.3f, above 1.2 times %.3f", i, errors[i], kinds[k].most[i]);
-        void *all[] = {out, dqkv, qkv, lse, workspace};
+        void *all[] = {out, dqkv, qkv, lse, workspace, exact_out, exact_dqkv};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
         layer_free(&l);
