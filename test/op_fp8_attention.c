@@ -733,6 +733,18 @@ static void a_wrong_library_is_found_out(void **state) {
     unsetenv("EMU_CUDNN_FAULT");
     emulate("10.0");
 }
+// Checks that neither the refusal nor the check of forward alone makes a plan of backward.
+static void forward_makes_no_plan_of_backward(void **state) {
+    const struct fp8_attention_demands demands = {false, true, false, FP8_E5M2};
+    const struct attention_shape s = shape_of(1, 64, 1, 1, 64);
+    char reason[256];
+    emulate("10.0");
+    fp8_attention_unavailable_reason(reason, sizeof reason, s, demands, &dev);
+    assert_string_equal(reason, "");
+    fp8_attention_check(reason, sizeof reason, s, demands, &dev);
+    assert_string_equal(reason, "");
+    assert_int_equal(fused_library_of(&dev)->planned, 2); // of the shape's tokens and of the check's
+}
 // Checks that calls run the plans that the demands have asked for and planned workspaces of, in both formats.
 static void calls_run_the_plans_that_were_asked_for(void **state) {
     for (int i = 0; i < 2; i++) {
@@ -787,6 +799,7 @@ int main(void) {
         cmocka_unit_test(what_is_not_taken_is_refused_by_name),
 #if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
         cmocka_unit_test(a_wrong_library_is_found_out),
+        cmocka_unit_test(forward_makes_no_plan_of_backward),
         cmocka_unit_test(calls_run_the_plans_that_were_asked_for),
         cmocka_unit_test(a_missing_library_is_named),
 #endif

@@ -245,12 +245,12 @@ enum { FP8_CHECK_SCALES = (FP8_ATTENTION_TENSORS + 1) * sizeof(struct fp8_scale)
 static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_attention_demands demands,
                                        struct device *dev) {
     const enum fp8_format gradients = demands.gradients;
+    const size_t backward = demands.full ? fp8_attention_backward_workspace_bytes(shape, demands, dev) : 0;
     struct fp8_check f;
     memset(&f, 0, sizeof f);
-    f.c = fused_check_open(shape, FUSED_SUM_ANY,
-                           fused_check_larger(fp8_attention_forward_workspace_bytes(shape, demands, dev),
-                                              fp8_attention_backward_workspace_bytes(shape, demands, dev)),
-                           dev);
+    f.c =
+        fused_check_open(shape, FUSED_SUM_ANY,
+                         fused_check_larger(fp8_attention_forward_workspace_bytes(shape, demands, dev), backward), dev);
     f.scales = (struct fp8_scale *)device_allocate(FP8_CHECK_SCALES);
     f.qkv8 = (fp8 *)device_allocate(f.c.qkv_bytes);
     f.dout8 = (fp8 *)device_allocate(f.c.out_bytes);
