@@ -46,6 +46,17 @@ static const char *fp8_describe_attention(char text[FP8_TEXT], const struct conf
     }
     __builtin_unreachable();
 }
+// Returns which of attention's passes are in FP8 where layers are, in words; NULL: none.
+static const char *fp8_attention_passes(const struct config *c) {
+    int first, end;
+    config_fp8_layers(c, &first, &end);
+    switch (end > first ? config_attention_in_fp8(c) : FP8_ATTENTION_NONE) {
+    case FP8_ATTENTION_NONE: return NULL;
+    case FP8_ATTENTION_FORWARD: return "FP8 forward";
+    case FP8_ATTENTION_FULL: return "FP8 forward and backward";
+    }
+    __builtin_unreachable();
+}
 // Returns in words what is quantized, how, and what is not, in a run with --fp8-format: in `text`, or a constant.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], attention[FP8_TEXT], layers[64] = "", format[OPTION_NAME];

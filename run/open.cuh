@@ -1,18 +1,20 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
-#include "config/config_file.h"      // config_write_json
-#include "run/adapter_targets.cuh"   // adapters_resolve
-#include "run/other_tokenizer.h"     // check_tokenizers
-#include "run/plan_page.cuh"         // plan_write_picture, plan_write_page
-#include "run/plan_report.cuh"       // plan_write_json
-#include "run/planned_gpu.cuh"       // planned_capability
-#include "run/ranks.cuh"             // threads_to_take, check_same_data
-#include "run/run.cuh"               // struct run
-#include "run/self_measure.cuh"      // self_check_attention, self_measure
-#include "run/utilization.cuh"       // gpt_measure_peak
-#include "runtime/machine/say.h"     // say_warning
-#include "runtime/machine/process.h" // stack_bytes_here
-#include <omp.h>                     // omp_set_num_threads
+#include "config/config_file.h"       // config_write_json
+#include "run/adapter_targets.cuh"    // adapters_resolve
+#include "run/fp8_report.cuh"         // fp8_attention_passes
+#include "run/other_tokenizer.h"      // check_tokenizers
+#include "run/plan_page.cuh"          // plan_write_picture, plan_write_page
+#include "run/plan_report.cuh"        // plan_write_json
+#include "run/planned_gpu.cuh"        // planned_capability
+#include "run/ranks.cuh"              // threads_to_take, check_same_data
+#include "run/run.cuh"                // struct run
+#include "run/self_measure.cuh"       // self_check_attention, self_measure
+#include "run/utilization.cuh"        // gpt_measure_peak
+#include "runtime/machine/say.h"      // say_warning
+#include "runtime/machine/process.h"  // stack_bytes_here
+#include "runtime/machine/text_add.h" // text_add
+#include <omp.h>                      // omp_set_num_threads
 
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
@@ -25,7 +27,8 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Ends the program where the device can't compute attention in FP8 as the run trains with it. backend: the run's.
+// Ends the program where the device can't compute attention in FP8 as the run trains with it; where it can, adds to the
+// report's row of attention which passes it computes. backend: the run's.
 static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
@@ -48,6 +51,8 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     if (*reason)
         fail("%s, by %s: %s; install another cuDNN, or leave %s out", option, fp8_attention_describe(&r->dev), reason,
              option);
+    text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
+             fp8_attention_describe(&r->dev));
 }
 // Says what to change where gcc's OpenMP could not start *threads threads and ended the process: OpenMP's own message
 // leaves that out. exit calls this. *threads: an int, 0 once the threads have started.

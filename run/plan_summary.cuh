@@ -1,5 +1,6 @@
 // The summary of --plan, in ten lines: whether a run fits, what takes memory and time, and the next option to change.
 #pragma once
+#include "run/fp8_report.cuh"         // fp8_attention_passes
 #include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
 #include "run/planned_gpu.cuh"        // planned_gpu_bytes
 #include "run/ranks.cuh"              // budgets_of
@@ -265,7 +266,9 @@ static void plan_summary(const struct run *r) {
     if (m->trains) {
         log_row("batch", "micro-batches of %d x %d tokens, %d sequences a step%s", c->training.micro_batch_size,
                 c->model.seq_length, c->training.global_batch_size, c->ranks > 1 ? " of all ranks" : "");
-        log_row("computed by", "%s attention; recomputation %s", attention_name(m->backend), m->policy.description);
+        const char *passes = fp8_attention_passes(c);
+        log_row("computed by", "%s attention%s%s; recomputation %s", attention_name(m->backend), passes ? ", " : "",
+                passes ? passes : "", m->policy.description);
     }
     if (r->chosen.count > 0) // without its time and bytes, which other rows have
         log_row("auto", "%s", strstr(r->chosen.best[0], ": ") + 2);

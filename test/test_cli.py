@@ -183,9 +183,13 @@ class Options(Case):
         """A byte an element of q, k, v and the output; but for the scales, and blocks that begin at multiples of 256 bytes."""
         shape = ["--plan=full", "--plan-gpu", "H200", "--preset", "llama3-8b", "--micro-batch-size", 1, "--global-batch-size", 1,
                  "--seq-length", 8192, "--fp8-format", "hybrid", "--fp8-recipe", "delayed"]
-        peaks = [int(re.search(r"^  peak .* ([0-9,]+) 100\.0 %$", run(*shape, *more).stdout, re.M).group(1).replace(",", ""))
-                 for more in ([], ["--fp8-dot-product-attention", "forward"],
-                              ["--fp8-dot-product-attention", "full", "--deterministic-mode=false"])]
+        forward = ["--fp8-dot-product-attention", "forward"]
+        plans = [run(*shape, *more).stdout for more in ([], forward, ["--fp8-dot-product-attention", "full", "--deterministic-mode=false"])]
+        peaks = [int(re.search(r"^  peak .* ([0-9,]+) 100\.0 %$", plan, re.M).group(1).replace(",", "")) for plan in plans]
+        self.assertNotIn("; FP8", re.search(r"^attention .*", plans[0], re.M).group())
+        self.assertRegex(plans[1], r"(?m)^attention +flash, .*; FP8 forward by cuDNN$")
+        self.assertRegex(plans[2], r"(?m)^attention +flash, .*; FP8 forward and backward by cuDNN$")
+        self.assertRegex(run("--plan", *shape[1:], *forward).stdout, r"(?m)^computed by +flash attention, FP8 forward; recomputation ")
         for peak in peaks[1:]:
             self.assertLess(abs(peaks[0] - peak - 32 * 8192 * (4096 + 2 * 1024 + 4096)), 1 << 16)
 

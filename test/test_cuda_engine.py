@@ -328,6 +328,7 @@ class CudaEngine(unittest.TestCase):
                 exact = losses(*shape, "--device", "cpu", "--precision", "fp32")
                 cpu, cuda = (losses(*shape, *options, "--device", device) for device in ("cpu", "cuda"))
                 self.assertRegex(self.output, r"(?m)^FP8 .*; (attention in FP8|attention's forward in FP8)")
+                self.assertRegex(self.output, r"(?m)^attention .*; FP8 forward( and backward)? by cuDNN 9\.28\.0$")
                 self.assertLessEqual(distance(cuda, exact), 2 * distance(cpu, exact), options)
                 self.assertEqual(losses(*shape, *options, "--device", "cuda", "--cuda-graphs=false", "--recompute-granularity", "full"), cuda)
 
