@@ -201,6 +201,20 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
+// Returns the first rank whose `done` is false, or the number of ranks. what, patient: as control_all_gather takes them.
+// Every rank calls this.
+static int first_rank_without(const struct run *r, bool done, const char *what, bool patient) {
+    const int ranks = r->config->ranks;
+    bool *all = (bool *)calloc((size_t)ranks, sizeof *all);
+    if (!all)
+        fail("out of memory for a byte of each rank");
+    control_all_gather(r->parallel->control, all, &done, sizeof done, what, patient);
+    int rank = 0;
+    while (rank < ranks && all[rank])
+        rank++;
+    free(all);
+    return rank;
+}
 // Ends the job where a rank that writes checkpoints does not see rank 0's signed lock in --out. Every rank calls this.
 static void check_shared_folder(struct run *r) {
     const struct config *c = r->config;
@@ -213,15 +227,8 @@ static void check_shared_folder(struct run *r) {
         file_lock_read(wanted, path);
     }
     control_broadcast(r->parallel->control, wanted, sizeof wanted, "check of --out", false);
-    bool seen = file_lock_read(found, path) && strcmp(found, wanted) == 0;
-    bool *all = (bool *)calloc((size_t)c->ranks, sizeof *all);
-    if (!all)
-        fail("out of memory");
-    control_all_gather(r->parallel->control, all, &seen, sizeof seen, "check of --out", false);
-    int rank = 0;
-    while (rank < c->ranks && all[rank])
-        rank++;
-    free(all);
+    const bool seen = file_lock_read(found, path) && strcmp(found, wanted) == 0;
+    const int rank = first_rank_without(r, seen, "check of --out", false);
     if (rank == c->ranks)
         return;
     if (c->rank == 0)
@@ -283,14 +290,7 @@ static bool begin_parts(struct run *r, pid_t writer, const char **problem, struc
     if (writer == 0)
         return false;
     refused = saver_begin_part(&r->saver, r->finished, writer);
-    bool begun = !refused, *all = (bool *)calloc((size_t)c->ranks, sizeof *all);
-    if (!all)
-        fail("out of memory for a checkpoint");
-    control_all_gather(r->parallel->control, all, &begun, sizeof begun, "parts of the checkpoint", true);
-    int rank = 0;
-    while (rank < c->ranks && all[rank])
-        rank++;
-    free(all);
+    const int rank = first_rank_without(r, !refused, "parts of the checkpoint", true);
     if (rank == c->ranks)
         return true;
     saver_give_up(&r->saver);
