@@ -1,11 +1,11 @@
 #include "formats/checkpoint_best.h"
-#include "formats/checkpoint_folder.h" // checkpoint_entry_parse, checkpoint_remove
+#include "formats/checkpoint_folder.h" // checkpoint_remove, checkpoint_fsync_folder
 #include <errno.h>                     // errno
 #include <fcntl.h>                     // open
 #include <stdbool.h>                   // bool
 #include <stdio.h>                     // renameat
 #include <string.h>                    // strerror
-#include <unistd.h>                    // readlinkat, symlinkat, fsync
+#include <unistd.h>                    // readlinkat, symlinkat
 
 int64_t checkpoint_best(int root_fd) {
     struct checkpoint_entry entry;
@@ -23,7 +23,7 @@ static int link_best(int root_fd, int64_t step) {
     if (symlinkat(entry.name, root_fd, made) != 0)
         return errno;
     if (renameat(root_fd, made, root_fd, CHECKPOINT_BEST) == 0)
-        return fsync(root_fd) == 0 ? 0 : errno;
+        return checkpoint_fsync_folder(root_fd);
     const int problem = errno;
     unlinkat(root_fd, made, 0);
     return problem;

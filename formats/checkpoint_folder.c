@@ -7,7 +7,7 @@
 #include <stdio.h>                   // renameat, snprintf
 #include <stdlib.h>                  // realloc, free, qsort
 #include <string.h>                  // strcmp
-#include <unistd.h>                  // getpid, unlinkat
+#include <unistd.h>                  // fsync, getpid, unlinkat
 
 // The names' endings, in the order in which a search for the newest looks at entries of one step.
 static const struct checkpoint_kind_row {
@@ -165,6 +165,22 @@ int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry) {
     if (renameat(root_fd, entry->name, root_fd, removing.name) != 0)
         return errno;
     return checkpoint_remove_tree(root_fd, removing.name);
+}
+
+int checkpoint_fsync(int fd) {
+    while (fsync(fd) != 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+int checkpoint_fsync_folder(int fd) {
+    const int error = checkpoint_fsync(fd);
+    return error == EINVAL || error == ENOTSUP ? 0 : error;
+}
+int checkpoint_close(int *fd) {
+    const int error = close(*fd) == 0 || errno == EINTR ? 0 : errno; // the descriptor is closed in any case
+    *fd = -1;
+    return error;
 }
 
 void checkpoint_remove_leftovers(int root_fd) {

@@ -46,6 +46,12 @@ bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entr
 // written, or renames it to the name with `failed`; neither takes room on a full disk. No checkpoint's file has such a
 // name.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
+// Flushes a file to the disk.
+int checkpoint_fsync(int fd);
+// Flushes a folder to the disk; ignores the error of file systems that don't need it.
+int checkpoint_fsync_folder(int fd);
+// Closes *fd, which becomes -1, after an error too.
+int checkpoint_close(int *fd);
 // Lists the root's entries, without other names; the caller frees entries->all, after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 

@@ -5,7 +5,7 @@
 #include <stdio.h>    // snprintf
 #include <stdlib.h>   // malloc, free
 #include <string.h>   // strerror, memcpy
-#include <unistd.h>   // pwrite, fsync, unlinkat
+#include <unistd.h>   // pwrite, unlinkat
 
 enum {
     PART_CHUNK = 1 << 20,   // bytes written at a time
@@ -146,13 +146,10 @@ const char *checkpoint_part_close(struct checkpoint_part *part) {
     const char *const problem = part_flush(part);
     if (problem)
         return problem;
-    int error = 0;
-    while (!error && fsync(part->file_fd) != 0)
-        error = errno == EINTR ? 0 : errno;
+    int error = checkpoint_fsync(part->file_fd);
     if (error)
         return part_fail(part, part->file, "cannot be written to the disk", error);
-    error = close(part->file_fd) == 0 || errno == EINTR ? 0 : errno; // after any error the descriptor is closed
-    part->file_fd = -1;
+    error = checkpoint_close(&part->file_fd);
     return error ? part_fail(part, part->file, "cannot be closed", error) : NULL;
 }
 

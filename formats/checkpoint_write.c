@@ -8,7 +8,7 @@
 #include <string.h>                  // strerror
 #include <sys/stat.h>                // mkdirat
 #include <time.h>                    // nanosleep
-#include <unistd.h>                  // write, fsync, getpid, unlinkat
+#include <unistd.h>                  // write, getpid, unlinkat
 
 enum {
     CHECKPOINT_CHUNK = 1 << 20,   // bytes hashed and written at a time: still in the cache when the kernel copies them
@@ -46,18 +46,6 @@ static const char *checkpoint_fail(struct checkpoint_writer *writer, const char 
         &writer->error,
         "%.500s/%s%s%s: %s: %s; step %" PRId64 " is not saved, the checkpoints before it are untouched%s", writer->root,
         writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
-}
-
-static int checkpoint_fsync(int fd) {
-    while (fsync(fd) != 0)
-        if (errno != EINTR)
-            return errno;
-    return 0;
-}
-// Flushes a folder to the disk. Returns 0 or an errno; the error of file systems that don't need it is ignored.
-static int checkpoint_fsync_folder(int fd) {
-    const int error = checkpoint_fsync(fd);
-    return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
 // Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
@@ -220,8 +208,7 @@ static const char *checkpoint_close_file(struct checkpoint_writer *writer) {
     if (error)
         return checkpoint_fail(writer, writer->file, "cannot be written to the disk", error);
     posix_fadvise(writer->file_fd, 0, 0, POSIX_FADV_DONTNEED);
-    error = close(writer->file_fd) == 0 || errno == EINTR ? 0 : errno; // after any error the descriptor is closed
-    writer->file_fd = -1;
+    error = checkpoint_close(&writer->file_fd);
     return error ? checkpoint_fail(writer, writer->file, "cannot be closed", error) : NULL;
 }
 
@@ -260,8 +247,7 @@ static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t
         error = errno == EINTR ? 0 : errno;
     if (error)
         return checkpoint_fail(writer, writer->file, "cannot be given its length", error);
-    error = close(writer->file_fd) == 0 || errno == EINTR ? 0 : errno;
-    writer->file_fd = -1;
+    error = checkpoint_close(&writer->file_fd);
     return error ? checkpoint_fail(writer, writer->file, "cannot be closed", error) : NULL;
 }
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
