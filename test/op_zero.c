@@ -114,7 +114,6 @@ static void setup_close(struct setup *s, struct parallel *parallel) {
     matmul_destroy(s->dev.matmul);
 }
 
-
 // Makes the network slower than the computing, so that what one phase begins is not done in the next one.
 static void sleep_in_work_thread(void *arguments) { usleep(100); }
 // Overwrites dead memory, and delays the network. Memory that only workspaces use is left out: in bf16 it would take
