@@ -15,8 +15,8 @@ test/long_rows.tsv is the table, a line a row, whose columns are separated by ta
   with   NAME=VALUE ..., variables of make and of the environment, or, as @NAME=VALUE, of the environment alone; ${ROOT} is filled in
   steps  separated by ' ; ', each one of
            make EXPRESSION            goals, as an expression of the Makefile: a build that what follows needs
-           each [/REGEX/] EXPRESSION  a list of make: builds its programs, then each test that matches is a step (!/REGEX/: does not);
-                                      with TEST_RUNNER, whose programs keep one core busy, several tests at the same time are one
+           each [/REGEX/] EXPRESSION  a list of make: builds its programs, then runs each test that matches (!/REGEX/: does not);
+                                      so many as keep the cores busy, TESTS_A_CORE each, are a step
            goals EXPRESSION           a list of make: each goal is a step
            COMMAND                    of the shell, with B and TRAIN_GPT set. Status 77, or 'missing: WHAT' as its last line: this
                                       machine lacks something. 'figure: NAME VALUE' goes into the row's result
@@ -47,7 +47,7 @@ ROW_SECONDS = 25 * 60
 CI_SECONDS, CI_ROW_SECONDS = 35 * 60, 22 * 60
 STALE_COMMITS = 200
 MISSING_STATUS = 77
-EMULATED_TESTS_A_CORE = 3
+TESTS_A_CORE = 3
 JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 
 
@@ -233,7 +233,7 @@ def tests_of(row, rest, environment):
         return [Step("the list " + rest, ["sh", "-c", "echo 'the list is empty'; exit 1"], True)]
     programs = sorted({test.split(":")[0] for test in chosen} - {test.split(":")[0] for test in chosen if ".py" in test})
     build = Step("build of %s" % rest, make_command(row, row.build + "/train_gpt", *programs), True)
-    size = EMULATED_TESTS_A_CORE * JOBS if "TEST_RUNNER" in environment else 1
+    size = TESTS_A_CORE * JOBS
     groups = [chosen[i:i + size] for i in range(0, len(chosen), size)]
     return [build, *(Step(" ".join(group).replace(row.build + "/", ""), ["test/run.py", *group]) for group in groups)]
 
@@ -302,6 +302,7 @@ def outcome_of(status, text):
     if counts:
         result.update(passed=int(counts[-1][0]), failed=int(counts[-1][1]), skipped=int(skipped[-1]) if skipped else 0)
         result["failed"] += status != 0 and result["failed"] == 0
+        result["names"] = re.findall(r"^failed: (\S+)$", text, re.M)  # of a step's tests
     elif status == MISSING_STATUS or (status == 0 and missing):
         result["missing"] = missing.group(1) if missing else "what it did not say"
     else:
@@ -422,7 +423,7 @@ def run_row(row, seconds):
     result["seconds"] = round(result["seconds"])
     missing = sorted({outcome["missing"] for outcome in steps.values() if "missing" in outcome})
     figures = {name: value for outcome in steps.values() for name, value in outcome.get("figures", {}).items()}
-    failures = [name for name, outcome in steps.items() if outcome["failed"]]
+    failures = [test for name, outcome in steps.items() if outcome["failed"] for test in outcome.get("names") or [name]]
     result.update({name: value for name, value in (("missing", missing), ("figures", figures), ("failures", failures), ("stopped", stopped)) if value})
     tested = [name for name, outcome in steps.items() if "missing" not in outcome and not name.startswith(("make ", "build of "))]
     result["status"] = "failed" if failures else "incomplete" if stopped else "passed" if tested or not missing else "missing"

@@ -80,7 +80,7 @@ class Case(unittest.TestCase):
 
 
 class Rows(Case):
-    def test_lists_of_make_are_built_and_run_one_by_one(self):
+    def test_lists_of_make_are_built_and_run(self):
         self.commit(("a", "", "", "each /op_/ $(LIST)"), ("b", "", "B=build/of_b", "each !/bf16/ $(LIST) ; goals goal-x goal-y ; make $(B)/train_gpt"))
         self.assertEqual(self.call("a").splitlines()[-1], "3 passed, 0 failed")
         self.assertTrue(os.path.exists(self.path + "/build/long/a/test/op_two_bf16"))
@@ -90,10 +90,14 @@ class Rows(Case):
         self.assertEqual(self.read("goals"), "x\ny\n")
         self.assertEqual(self.result("b")["status"], "passed")
 
-    def test_several_tests_for_another_cpu_are_a_step(self):
-        self.commit(("a", "", "@TEST_RUNNER=env", "each $(LIST)"))
-        self.assertEqual(self.call("a").splitlines()[-1], "3 passed, 0 failed")
-        self.assertIn("test/op_one test/op_two_bf16", json.loads(self.read("build/long/a/state.json"))["steps"])
+    def test_several_tests_are_a_step_and_fail_by_name(self):
+        self.commit(("a", "", "", "each $(LIST) $(B)/test/op_three $(B)/test/op_four"))
+        self.assertEqual(self.call("a", JOBS="1").splitlines()[-1], "5 passed, 0 failed")
+        steps = json.loads(self.read("build/long/a/state.json"))["steps"]
+        self.assertEqual(list(steps)[1:], ["test/op_one test/op_two_bf16 test/op_three", "test/op_four"])
+        self.write("build/long/a/test/op_two_bf16", "#!/bin/sh\necho 'not ok 1 - a'\nexit 1\n")
+        self.call("--again", "a", expect=1, JOBS="1")
+        self.assertEqual(self.result("a")["failures"], ["op_two_bf16"])
 
     def test_an_empty_list_fails(self):
         self.commit(("a", "", "", "each /nothing/ $(LIST)"))
