@@ -301,6 +301,11 @@ QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_T
 # in fp32, since both precisions share the kernels; and op_gpt on AMX's tiles, which op_golden shows.
 LONG_PROGRAMS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/test/op_matmul_fp8_fp32 $(patsubst %,$(B)/emu/%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(B)/test/op_gpt_amx)
 TESTS := $(filter-out $(LONG_PROGRAMS),$(CPU_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot)) $(if $(SANITIZE),,$(EMU_TESTS)))
+# $(call long_of,TESTS): those that read LONG_TESTS, themselves or by setup.h. In the long run other tests do what they do in `make test`.
+LONG_READERS = $(basename $(notdir $(shell grep -lE '\b(in_long_run|long_test|takes_case)\b|import .*\bchosen\b|"test/(setup|forms)\.h"' test/*.c test/*/*.cu test/test_*.py)))
+test_name = $(basename $(lastword $(subst :, ,$(patsubst %_dot,%,$(patsubst %_amx,%,$(patsubst %_bf16,%,$(patsubst %_fp32,%,$(notdir $(1)))))))))
+long_of = $(call long_among,$(LONG_READERS),$(1))
+long_among = $(foreach t,$(2),$(if $(filter $(1),$(call test_name,$t)),$t))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt_bf16)
 $(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt $(B)/emu/train_gpt_bf16: | $(B)/emu/libcudnn.so.9
 

@@ -1,5 +1,6 @@
 """The runner of the long table (test/long.py), on tables of a few shell commands in a repository of its own: whose turn a row has,
 what is done again after an interruption, limits, what a machine lacks, failures by name, and the page. And the real table's form."""
+import glob
 import json
 import os
 import re
@@ -320,6 +321,20 @@ class Table(unittest.TestCase):
                 program = re.match(r"(test/\S+\.(?:py|sh))", step)
                 if program:
                     self.assertTrue(os.access(os.path.join(ROOT, program.group(1)), os.X_OK), step)
+
+    def test_what_reads_long_tests_is_run_again(self):
+        """The Makefile's long_of names each test that reads LONG_TESTS, also by way of a header."""
+        def reads(path):
+            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+                text = file.read()
+            headers = [name for name in re.findall(r'^#include "(test/[^"]*)"', text, re.M) if name not in ("test/testing.h", "test/models.c")]
+            return bool(re.search(r"\b(in_long_run|takes_case|long_test|chosen)\(", text)) or any(map(reads, headers))
+
+        paths = [os.path.relpath(path, ROOT) for pattern in ("unit_*.c", "op_*.c", "emu/unit_*.cu", "test_*.py") for path in glob.glob(ROOT + "/test/" + pattern)]
+        done = subprocess.run(["make", "-s", "CUDA=", "--eval=words:;@echo $(LONG_READERS)", "words"], cwd=ROOT, capture_output=True, text=True, check=True,
+                              env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")})
+        listed = set(done.stdout.split())
+        self.assertEqual({path for path in paths if reads(path)} - {path for path in paths if os.path.basename(path).rpartition(".")[0] in listed}, set())
 
     def test_its_page_is_as_its_results(self):
         with open(os.path.join(ROOT, table.PAGE), encoding="utf-8") as file:
