@@ -70,6 +70,7 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int UNROLL = FP32 || D == 256 || DROPOUT ? 1 : 4; // chunks
     static constexpr int STAGES = FP32 || D == 256 ? 1 : 2;
     static constexpr bool IN_REGISTERS = !FP32 && D < 256; // Q and dO
+    static constexpr bool LATE = HIDE_MORE && D == 256;    // see zero_after()
     static constexpr int ROWS_BYTES = QUERIES * ELEMENT * D, TILE_BYTES = KEYS * ELEMENT * D,
                          STAGE_BYTES = 2 * TILE_BYTES;
     // Where Q and dO stay in registers, K and V take their place in shared memory.
@@ -252,8 +253,10 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
-    store_rows<plan, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a, shared, warp_row,
-                                      0, state.dq);
+    const uint32_t zero = zero_after<plan::LATE>(tile);
+    const struct head_views to = plan::LATE ? view_head<plan>(a, (int)(b + zero), (int)(h + zero)) : view;
+    store_rows<plan, 16 * plan::M, D>(a.dqkv + to.qkv_offset, a.qkv_stride, (int)(first_row + zero) + warp_row, a,
+                                      shared, warp_row, 0, state.dq);
 }
 
 // --- Backward: dK and dV ------------------------------------------------------------------------------------------
@@ -274,12 +277,19 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
                          COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
-    static constexpr int KEYS = 16 * M * KEY_WARPS;                       // of a block
-    static constexpr int QUERIES = (D == 256 ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
+    static constexpr int KEYS = 16 * M * KEY_WARPS; // of a block
+    // SMALL: smaller tiles. LATE: see zero_after(). AGAIN, FEWER: more is computed again. All are what ptxas of CUDA 13.0
+    // needs to spill nothing. QUERIES may differ from the host's, which asks for more shared memory.
+    static constexpr bool SMALL = HIDE_MORE && D == 128 && (ANY || (SPANS && !PADDED));
+    static constexpr int QUERIES = (D == 256 || SMALL ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
     static constexpr int CHUNK = 16; // queries whose S and dP are in registers at a time
     static constexpr int UNROLL = FP32 || D == 256 || DROPOUT ? 1 : 4; // chunks
     static constexpr int STAGES = FP32 || D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = !FP32 && D < 256;           // K and V
+    static constexpr bool IN_REGISTERS = !FP32 && D < 256; // K and V
+    static constexpr bool LATE = FP32 && (D == 256 || (D == 128 && (ANY || (!DROPOUT && !PADDED))));
+    static constexpr bool AGAIN =
+        HIDE_MORE && (SMALL || (D == 128 && !DROPOUT && !PADDED) || (D == 256 && DROPOUT && !SPANS));
+    static constexpr bool FEWER = (SPANS && HIDE_MORE) || (FP32 && D == 256 && DROPOUT);
     static constexpr int MEETINGS = D < 128 ? 0 : HIDE_MORE ? 2 : 1; // see accumulate()
     static constexpr int KEYS_BYTES = KEYS * ELEMENT * D, TILE_BYTES = QUERIES * ELEMENT * D;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + QUERIES * (int)sizeof(float2);
@@ -335,15 +345,15 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
     const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
-    const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
+    const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * ((uint32_t)thread_index<(plan::AGAIN)>() % 4);
     const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_row()); // for dropout
     // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
-    const uint32_t warp_bytes = threadIdx.x / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
+    const uint32_t warp_bytes = (uint32_t)thread_index<(plan::AGAIN)>() / 32 / plan::KEY_WARPS * (ELEMENT * COLUMNS);
     const uint32_t queries_down = origin_down<D>(stage) + warp_bytes;
     const uint32_t douts_down = queries_down + plan::TILE_BYTES;
     int last_seen[M][2];
-    if constexpr (MASKED && plan::SPANS && !HIDE_MORE)
+    if constexpr (MASKED && plan::SPANS && !plan::FEWER)
         last_queries<plan>(last_seen, a, token, first_key, first_query);
 #pragma unroll(plan::UNROLL)
     for (int chunk = 0; chunk < plan::QUERIES; chunk += plan::CHUNK) {
@@ -355,12 +365,13 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
         const int query = first_query + chunk - first_key + lane_column() - lane_row(); // as seen from the key
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
-            kept.make(a.dropout, state.step, element + (uint64_t)chunk * (uint64_t)a.T, (uint64_t)a.T, 1);
+            kept.make(a.dropout, plan::SMALL ? (uint32_t)dropout_step(a.dropout) : state.step,
+                      element + (uint64_t)chunk * (uint64_t)a.T, (uint64_t)a.T, 1);
         float s[M][N][4], dp[M][N][4];
         const uint32_t right = FP32 ? origin_right<D, true>(stage) : queries_right; // see thread_index()
         const uint32_t dright = FP32 ? right + plan::TILE_BYTES : douts_right;
         multiply_both<D, M, N>(s, dp, state.k, state.v, right, dright, chunk);
-        if constexpr (MASKED && plan::SPANS && HIDE_MORE) // no register holds it before
+        if constexpr (MASKED && plan::SPANS && plan::FEWER) // no register holds it before
             last_queries<plan>(last_seen, a, token, first_key, first_query);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -391,7 +402,7 @@ template <class plan>
 DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,
                                        uint32_t stages) {
-    const int warp_key = first_key + 16 * plan::M * ((int)threadIdx.x / 32 % plan::KEY_WARPS);
+    const int warp_key = first_key + 16 * plan::M * (thread_index<(plan::AGAIN)>() / 32 % plan::KEY_WARPS);
     const int next = plan::STAGES == 1 ? step : step + 1;
     const uint32_t stage = stages + (uint32_t)(step % plan::STAGES * plan::STAGE_BYTES);
     if (plan::STAGES > 1)
@@ -407,7 +418,7 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
     const int64_t head = (int64_t)steps.b * a.H + steps.first_head + step / steps.tiles;
     const int first_query = (steps.first_tile + step % steps.tiles) * plan::QUERIES;
     const int64_t token = (int64_t)steps.b * a.T;
-    if constexpr (HIDE_MORE && plan::SPANS) // one body, for either kind of tile, takes fewer registers
+    if constexpr (plan::FEWER) // one body, for either kind of tile, takes fewer registers
         backward_key_tile<true, plan>(state, a, token, head, warp_key, first_query, stage);
     else if (first_query < first_key + plan::KEYS - 1 ||
              (plan::SPANS && first_query + plan::QUERIES - 1 > steps.all_seen))
@@ -436,7 +447,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     load_tile<plan, KEYS>(shared + plan::KEYS_BYTES, view.v, a.qkv_stride, first_key, a);
     cp_async_commit();
     struct backward_key_state<plan> state;
-    state.step = plan::DROPOUT ? (uint32_t)dropout_step(a.dropout) : 0;
+    state.step = plan::DROPOUT && !plan::SMALL ? (uint32_t)dropout_step(a.dropout) : 0;
     clear<plan::M, plan::COLUMNS / 8>(state.dk);
     clear<plan::M, plan::COLUMNS / 8>(state.dv);
     cp_async_wait<0>();
@@ -448,14 +459,20 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
         load_queries<plan>(a, steps, 0, stages);
         cp_async_commit();
     }
-    for (int step = 0; step < heads * steps.tiles; step++)
+    int step = 0;
+    for (; step < heads * steps.tiles; step++)
         backward_key_step<plan>(state, a, steps, step, heads * steps.tiles, first_key, stages);
 
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
-    floatX *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
-    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
-                                                  warp_column, state.dk);
-    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a, shared + plan::KEYS_BYTES,
-                                                  warp_key, warp_column, state.dv);
+    const uint32_t zero = zero_after<plan::LATE>(step);
+    const struct head_views to = plan::LATE ? view_head<plan>(a, (int)(b + zero), (int)(group * heads + zero)) : view;
+    const int late_key = 16 * plan::M * (int)((threadIdx.x + zero) / 32 % plan::KEY_WARPS);
+    const int row =
+        (int)(first_key + zero) + (plan::LATE && ((plan::SMALL && plan::ANY) || !HIDE_MORE) ? late_key : warp_key);
+    floatX *dk = a.dqkv + (to.k - a.qkv);
+    floatX *dv = plan::LATE ? dk + (int)(a.Hkv + zero) * head_size<plan>(a) : a.dqkv + (to.v - a.qkv);
+    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, row, a, shared, warp_key, warp_column, state.dk);
+    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, row, a, shared + plan::KEYS_BYTES, warp_key,
+                                                  warp_column, state.dv);
 }

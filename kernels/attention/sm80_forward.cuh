@@ -24,13 +24,14 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1;
     static constexpr bool HIDE_KEYS = SPANS || (DROPOUT && D != 128), HIDE_VALUES = HIDE_KEYS;
-    static constexpr bool SKIP_LEFT = SPANS && D != 64, MASK_ALL = false;
+    static constexpr bool SKIP_LEFT = SPANS && D != 64, MASK_ALL = FP32 && D == 256;
 #else
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1;
     static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128,
                           HIDE_VALUES = SPANS || DROPOUT || (PADDED && D == 128);
-    static constexpr bool SKIP_LEFT = SPANS, MASK_ALL = false;
+    static constexpr bool SKIP_LEFT = SPANS, MASK_ALL = FP32 && (D == 256 || (D == 64 && ANY && DROPOUT));
 #endif
+    static constexpr bool LATE = FP32 && D == 256; // see zero_after()
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * ELEMENT * D;
 };
 
@@ -161,7 +162,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
                           (uint64_t)(tile * KEYS + lane_column()),
                       1, (uint64_t)a.T);
         struct left_rows<D, M, false> q;
-        q.open(queries, warp_row);
+        q.template open<plan::LATE && plan::ANY>(queries, warp_row);
         if constexpr (FP32) {
             multiply_in_runs<plan::UNROLL, D, M, KEYS / 8>(s, q, origin_right<D, plan::HIDE_KEYS>(keys), 0);
         } else {
@@ -191,7 +192,8 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
         if (plan::DROPOUT)
             forward_dropout<plan>(s, kept, 1.0f / (1.0f - a.dropout.p));
         if constexpr (FP32) {
-            accumulate<D, M, D / 8, KEYS>(state.o, s, origin_rows<D, plan::HIDE_VALUES>(values), 0);
+            const uint32_t stage = values + zero_after<plan::LATE>(tile);
+            accumulate<D, M, D / 8, KEYS>(state.o, s, origin_rows<D, plan::HIDE_VALUES>(stage), 0);
         } else {
 #pragma unroll
             for (int k = 0; k < KEYS / STEP; k++) { // each step makes a hidden origin again
@@ -265,10 +267,22 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
             else
                 forward_tile<false, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
     } else {
-        for (; (tile + 1) * KEYS - 1 > first_row && tile >= 0; tile--)
+        for (; (plan::MASK_ALL || (tile + 1) * KEYS - 1 > first_row) && tile >= 0; tile--)
             forward_tile<true, plan>(state, a, view, head, first_row, tile, 0, queries, keys, values);
-        for (; tile >= 0; tile--)
-            forward_tile<false, plan>(state, a, view, head, first_row, tile, 0, queries, keys, values);
+        if constexpr (!plan::MASK_ALL)
+            for (; tile >= 0; tile--)
+                forward_tile<false, plan>(state, a, view, head, first_row, tile, 0, queries, keys, values);
     }
-    forward_finish<plan>(state, a, view, head, first_row, queries);
+    if constexpr (plan::LATE) {
+        const uint32_t zero = zero_after<true>(tile + 1);
+        const int row = (int)(first_row + zero), late_h = (int)(blockIdx.y + zero), late_b = (int)(blockIdx.z + zero);
+        typename plan::arguments late = a;
+        late.T = (int)(a.T + zero);
+        late.H = (int)(a.H + zero);
+        late.out_stride = (int)(a.out_stride + zero);
+        forward_finish<plan>(state, late, view_head<plan>(late, late_b, late_h), (int64_t)late_b * late.H + late_h, row,
+                             queries);
+    } else {
+        forward_finish<plan>(state, a, view, head, first_row, queries);
+    }
 }

@@ -30,12 +30,20 @@ struct flash_arguments {
     struct dropout dropout;
 };
 
+static constexpr bool FP32 = sizeof(floatX) == 4;
+
 // Returns threadIdx.x. What a thread computes from it for a tile is cheap, but kept from tile to tile it takes
 // registers that the accumulators need: where HIDDEN, the compiler computes it again. Which uses are hidden, and how
 // far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any plain causal forward
 // kernel, and least in others, on sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
-    return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
+    return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
+}
+
+// Returns 0, where LATE by way of a count that is 0 or more: ptxas sees through thread_index(), but what is computed from
+// this it can't compute before the count is known, and so keeps in no register until then.
+template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
+    return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
 
 // The further arguments of FLASH_SPANS and FLASH_ANY. They are apart since nvcc 13.0 spills more where a kernel's
@@ -83,7 +91,6 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 
 // These depend on the type of the elements. ELEMENT: its bytes. STEP: the depth of one mma, two units of 16 bytes, so
 // that operands lie in the same units for either type.
-static constexpr bool FP32 = sizeof(floatX) == 4;
 static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
 // Whether more is computed again for fp32: see thread_index().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -232,8 +239,8 @@ template <int D, int M, bool IN_REGISTERS> struct left_rows {
     uint32_t address;
     struct word_x4 fragment[IN_REGISTERS ? D / STEP : 1][M];
 
-    __device__ __forceinline__ void open(uint32_t tile, int row) {
-        address = block_address<D>(origin_down<D>(tile), row, 0);
+    template <bool HIDDEN = false> __device__ __forceinline__ void open(uint32_t tile, int row) {
+        address = block_address<D>(origin_down<D, HIDDEN>(tile), row, 0);
         if (IN_REGISTERS)
 #pragma unroll
             for (int k = 0; k < D / STEP; k++)
