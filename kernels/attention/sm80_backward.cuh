@@ -465,14 +465,21 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
-    const uint32_t zero = zero_after<plan::LATE>(step);
-    const struct head_views to = plan::LATE ? view_head<plan>(a, (int)(b + zero), (int)(group * heads + zero)) : view;
-    const int late_key = 16 * plan::M * (int)((threadIdx.x + zero) / 32 % plan::KEY_WARPS);
-    const int row =
-        (int)(first_key + zero) + (plan::LATE && ((plan::SMALL && plan::ANY) || !HIDE_MORE) ? late_key : warp_key);
-    floatX *dk = a.dqkv + (to.k - a.qkv);
-    floatX *dv = plan::LATE ? dk + (int)(a.Hkv + zero) * head_size<plan>(a) : a.dqkv + (to.v - a.qkv);
-    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, row, a, shared, warp_key, warp_column, state.dk);
-    store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, row, a, shared + plan::KEYS_BYTES, warp_key,
-                                                  warp_column, state.dv);
+    if constexpr (plan::LATE) {
+        const uint32_t zero = zero_after<true>(step);
+        const struct head_views to = view_head<plan>(a, (int)(b + zero), (int)(group * heads + zero));
+        const int late_key = 16 * plan::M * (int)((threadIdx.x + zero) / 32 % plan::KEY_WARPS);
+        const int row = (int)(first_key + zero) + ((plan::SMALL && plan::ANY) || !HIDE_MORE ? late_key : warp_key);
+        floatX *dk = a.dqkv + (to.k - a.qkv), *dv = dk + (int)(a.Hkv + zero) * head_size<plan>(a);
+        store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, row, a, shared, warp_key, warp_column,
+                                                      state.dk);
+        store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, row, a, shared + plan::KEYS_BYTES, warp_key,
+                                                      warp_column, state.dv);
+    } else {
+        floatX *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
+        store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
+                                                      warp_column, state.dk);
+        store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a,
+                                                      shared + plan::KEYS_BYTES, warp_key, warp_column, state.dv);
+    }
 }
