@@ -322,7 +322,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens `paths` (count) as the loader's next files and counts their windows; one that does not fit ends the program.
+// Opens `paths` into files[num_files] on and counts windows; the caller adds `count`. A misfit ends the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;

@@ -391,8 +391,8 @@ static uint32_t policy_missing(const struct recompute_policy *policy, int l, con
     return activation_closure(wanted, policy->kept[l], &layer);
 }
 
-// Drops what layer l keeps but for its output, which is the next layer's input.
-static void policy_drop_layer(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
+// Sets what layer l keeps to its output only, which is the next layer's input.
+static void policy_keep_only_output(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
 static struct recompute_policy policy_uniform(int num_layers, int group) {
     struct recompute_policy policy = policy_none(num_layers);
@@ -402,7 +402,7 @@ static struct recompute_policy policy_uniform(int num_layers, int group) {
     }
     for (int l = 0; l < num_layers; l++)
         if (policy_is_group_last(&policy, l))
-            policy_drop_layer(&policy, l);
+            policy_keep_only_output(&policy, l);
     snprintf(policy.description, sizeof policy.description, "full, uniform: groups of %d layer%s keep their input",
              group, group == 1 ? "" : "s");
     return policy;
@@ -411,7 +411,7 @@ static struct recompute_policy policy_uniform(int num_layers, int group) {
 static struct recompute_policy policy_block(int num_layers, int n) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < n; l++)
-        policy_drop_layer(&policy, l);
+        policy_keep_only_output(&policy, l);
     snprintf(policy.description, sizeof policy.description, "full, block: the first %d of %d layers keep their input",
              n, num_layers);
     return policy;
@@ -427,7 +427,7 @@ static struct recompute_policy policy_of_layers(int num_layers, const char *list
             fail("--recompute-layers '%s' names layers %d-%d, but the model has layers 0 to %d", list, first, last,
                  num_layers - 1);
         for (int l = first; l <= last; l++)
-            policy_drop_layer(&policy, l);
+            policy_keep_only_output(&policy, l);
     }
     return policy;
 }

@@ -71,7 +71,7 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins an empty tokenizer with empty tables; false: out of memory.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Appends the text of token `id`, for which tables->text has room, or where it is already, and sets the token's kind.
+// Sets the token's kind and text, appended to tables->text, which has room, unless `text` lies there already.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);

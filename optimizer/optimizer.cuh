@@ -31,8 +31,8 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
-// *squares (device memory) = the sum of squares of this rank's shards of the gradients, on the device, in equal bits in
-// every stage, after reductions in flight. ws: optimizer_squares_workspace_bytes.
+// *squares (device memory) = the sum of squares of this rank's shards of the gradients, after reductions in flight, in
+// equal bits in every stage. The gradients lie on the device. ws: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;

@@ -264,8 +264,8 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Plans again, once, where the run chose its plan by the memory that was free, and on any rank the plan no longer fits,
-// since the collectives' library or another process has taken memory. Every rank calls this.
+// Replaces r->model and the options by a new plan, once, where they came of the memory that was free and on any rank
+// no longer fit, since the collectives' library or another process has taken memory. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none

@@ -239,7 +239,7 @@ static void check_shared_folder(struct run *r) {
     exit(EXIT_USAGE);
 }
 
-// Ends the program where the checkpoints' folder can't take them, rather than at the first save, hours later.
+// Ends the program at the start where the checkpoints' folder is a file or read-only; a missing one is made later.
 static void check_checkpoints_folder(const struct run *r) {
     const char *const folder = r->saver.job.root;
     struct stat status;

@@ -130,7 +130,7 @@ struct saver {
     double begun_s;    // when, by seconds_now()
 };
 
-// Adds a file to copy into every checkpoint as `name`, if it can be read and no file of that name was added before.
+// Notes a copy of the path of a file that each save copies as `name`; not where it can't be read or `name` was added.
 static void saver_add_file(struct saver *saver, const char *path, const char *name) {
     struct save_job *job = &saver->job;
     int i = 0;

@@ -138,7 +138,7 @@ static struct cudnn_tensor fused_softmax(struct cudnn_builder *b, struct cudnn_t
     return cudnn_pointwise(b, CUDNN_POINTWISE_DIV, weights, &sum, type);
 }
 
-// Builds forward as a graph of operations, which write out and lse.
+// Builds forward of attention in bf16 as a graph of operations, which write out and lse.
 static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;

@@ -14,13 +14,13 @@
 
 enum { MAX_NAMED = 4 }; // ranks that the line names; the others are counted
 
-struct message {
+struct last_line {
     char text[1024];
     size_t length;
 };
 
 // Appends to the line in printf's form, cut to its size.
-__attribute__((format(printf, 2, 3))) static void message_add(struct message *message, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void last_line_add(struct last_line *message, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     const int length =
@@ -32,12 +32,12 @@ __attribute__((format(printf, 2, 3))) static void message_add(struct message *me
 }
 
 // Appends a rank with its host and process and, where its heartbeats are late, for how long it has been silent.
-static void message_add_rank(struct control *c, struct message *message, int r) {
-    message_add(message, "%d (host %s, pid %d", r, c->peers[r].host, c->peers[r].pid);
+static void last_line_add_rank(struct control *c, struct last_line *message, int r) {
+    last_line_add(message, "%d (host %s, pid %d", r, c->peers[r].host, c->peers[r].pid);
     const double silent_s = r == c->rank ? 0 : deadline_clock_s() - c->links[r].heard_s;
     if (silent_s > 4 * c->heartbeat_interval_s)
-        message_add(message, ", silent for %.3g s", silent_s);
-    message_add(message, ")");
+        last_line_add(message, ", silent for %.3g s", silent_s);
+    last_line_add(message, ")");
 }
 
 // A set of ranks: the first MAX_NAMED of them, and their number.
@@ -50,18 +50,18 @@ static void rank_list_add(struct rank_list *ranks, int r) {
         ranks->first[ranks->n] = r;
     ranks->n++;
 }
-static void message_add_ranks(struct control *c, struct message *message, const struct rank_list *ranks) {
-    message_add(message, ranks->n == 1 ? "rank " : "ranks ");
+static void last_line_add_ranks(struct control *c, struct last_line *message, const struct rank_list *ranks) {
+    last_line_add(message, ranks->n == 1 ? "rank " : "ranks ");
     for (int i = 0; i < ranks->n && i < MAX_NAMED; i++) {
-        message_add(message, i ? ", " : "");
-        message_add_rank(c, message, ranks->first[i]);
+        last_line_add(message, i ? ", " : "");
+        last_line_add_rank(c, message, ranks->first[i]);
     }
     if (ranks->n > MAX_NAMED)
-        message_add(message, " and %d more", ranks->n - MAX_NAMED);
+        last_line_add(message, " and %d more", ranks->n - MAX_NAMED);
 }
 
 // Prints the line on stderr by write, since another thread may hold stdio's locks. Waits a second at most for a reader.
-static void message_print(struct message *message) {
+static void last_line_print(struct last_line *message) {
     struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
     char shown[sizeof message->text];
     say_escape(shown, sizeof shown - 1, message->text);
@@ -73,10 +73,10 @@ static void message_print(struct message *message) {
 
 // Ends the job with `status`: rank 0 prints the message and its last words, tells the others and ends last. Without
 // rank 0 rank 1 prints, and the others give it time: the launcher may end all processes when the first one ends.
-__attribute__((noreturn)) static void control_end_with(struct control *c, struct message *message, int status) {
-    message_add(message, "; the job ends");
+__attribute__((noreturn)) static void control_end_with(struct control *c, struct last_line *message, int status) {
+    last_line_add(message, "; the job ends");
     if (c->rank <= 1)
-        message_print(message);
+        last_line_print(message);
     else
         socket_sleep_s(0.5);
     before_exit_finish(ABORT_SAVE_S);
@@ -84,7 +84,7 @@ __attribute__((noreturn)) static void control_end_with(struct control *c, struct
         control_abort_others(c, status);
     _exit(status);
 }
-__attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
+__attribute__((noreturn)) static void control_end(struct control *c, struct last_line *message) {
     control_end_with(c, message, EXIT_FAILURE);
 }
 
@@ -113,9 +113,9 @@ struct operation {
     bool exchange;
     double waited_s; // how long ranks have waited in an overdue operation
 };
-static void message_add_operation(struct message *message, const struct operation *operation) {
-    message_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
-                (unsigned long long)operation->number);
+static void last_line_add_operation(struct last_line *message, const struct operation *operation) {
+    last_line_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
+                  (unsigned long long)operation->number);
 }
 
 // Returns the first unfinished operation of all ranks except `but` or, with it_alone, of rank `but` only; number 0:
@@ -156,30 +156,30 @@ static struct operation last_begun(const struct control *c) {
 }
 
 // Adds where a rank was lost: in the others' operation, else in its last report's, else after the last that any began.
-static void message_add_where(const struct control *c, struct message *message, int lost) {
+static void last_line_add_where(const struct control *c, struct last_line *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)
         operation = first_unfinished(c, lost, true);
     const bool during = operation.number;
     if (!during)
         operation = last_begun(c);
-    message_add(message, operation.number ? during ? " during " : " after " : " at the start");
+    last_line_add(message, operation.number ? during ? " during " : " after " : " at the start");
     if (operation.number)
-        message_add_operation(message, &operation);
+        last_line_add_operation(message, &operation);
 }
 
 void control_end_lost_rank(struct control *c, int lost, int status) {
-    struct message message = {"", 0};
+    struct last_line message = {"", 0};
     const double gap_s = deadline_clock_s() - c->heartbeat_s,
                  stopped_s = gap_s > c->suspended_s ? gap_s : c->suspended_s;
     control_report_own(c);
-    message_add(&message, "train_gpt: ");
+    last_line_add(&message, "train_gpt: ");
     if (c->timeout_s > 0 && stopped_s > c->timeout_s) {
-        message_add(&message, "rank %d (host %s, pid %d) was stopped for %.3g s, in which the others ended", c->rank,
-                    c->peers[c->rank].host, c->peers[c->rank].pid, stopped_s);
+        last_line_add(&message, "rank %d (host %s, pid %d) was stopped for %.3g s, in which the others ended", c->rank,
+                      c->peers[c->rank].host, c->peers[c->rank].pid, stopped_s);
     } else {
-        message_add(&message, "rank %d (host %s, pid %d) ended", lost, c->peers[lost].host, c->peers[lost].pid);
-        message_add_where(c, &message, lost);
+        last_line_add(&message, "rank %d (host %s, pid %d) ended", lost, c->peers[lost].host, c->peers[lost].pid);
+        last_line_add_where(c, &message, lost);
     }
     control_end_with(c, &message, status);
 }
@@ -193,11 +193,11 @@ static void control_check_silence(struct control *c) {
             rank_list_add(&silent, r);
     if (silent.n == 0)
         return;
-    struct message message = {"", 0};
-    message_add(&message, "train_gpt: ");
-    message_add_ranks(c, &message, &silent);
-    message_add(&message, silent.n == 1 ? " is stopped or cut off" : " are stopped or cut off");
-    message_add_where(c, &message, silent.first[0]);
+    struct last_line message = {"", 0};
+    last_line_add(&message, "train_gpt: ");
+    last_line_add_ranks(c, &message, &silent);
+    last_line_add(&message, silent.n == 1 ? " is stopped or cut off" : " are stopped or cut off");
+    last_line_add_where(c, &message, silent.first[0]);
     control_end(c, &message);
 }
 
@@ -222,7 +222,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};
-    struct message message = {"", 0};
+    struct last_line message = {"", 0};
     if (!operation.number)
         return;
     for (int r = 0; r < c->ranks; r++) {
@@ -233,16 +233,16 @@ static void control_check_overdue(struct control *c, bool exchange) {
                           : report->done < operation.number)
             rank_list_add(&in, r);
     }
-    message_add(&message, "train_gpt: ");
+    last_line_add(&message, "train_gpt: ");
     if (missing.n > 0) {
-        message_add_ranks(c, &message, &missing);
-        message_add(&message, missing.n == 1 ? " has not reached " : " have not reached ");
-        message_add_operation(&message, &operation);
-        message_add(&message, ", in which the other ranks have waited for %.3g s", operation.waited_s);
+        last_line_add_ranks(c, &message, &missing);
+        last_line_add(&message, missing.n == 1 ? " has not reached " : " have not reached ");
+        last_line_add_operation(&message, &operation);
+        last_line_add(&message, ", in which the other ranks have waited for %.3g s", operation.waited_s);
     } else {
-        message_add_operation(&message, &operation);
-        message_add(&message, " was begun by all ranks and after %.3g s is unfinished on ", operation.waited_s);
-        message_add_ranks(c, &message, &in);
+        last_line_add_operation(&message, &operation);
+        last_line_add(&message, " was begun by all ranks and after %.3g s is unfinished on ", operation.waited_s);
+        last_line_add_ranks(c, &message, &in);
     }
     control_end(c, &message);
 }
@@ -258,37 +258,37 @@ void control_watch(struct control *c) {
     control_check_overdue(c, true);
 }
 
-static void message_add_exchange(struct message *message, uint32_t operation, const char *name, uint64_t number,
-                                 uint64_t bytes) {
-    message_add(message, "the %s of '%s' (exchange %llu, %llu bytes)",
-                operation == CONTROL_ALL_GATHER ? "all-gather" : "broadcast", name, (unsigned long long)number,
-                (unsigned long long)bytes);
+static void last_line_add_exchange(struct last_line *message, uint32_t operation, const char *name, uint64_t number,
+                                   uint64_t bytes) {
+    last_line_add(message, "the %s of '%s' (exchange %llu, %llu bytes)",
+                  operation == CONTROL_ALL_GATHER ? "all-gather" : "broadcast", name, (unsigned long long)number,
+                  (unsigned long long)bytes);
 }
 
 void control_end_mismatch(struct control *c, int other_rank) {
     const struct control_frame *const other = &c->links[other_rank].contribution;
-    struct message message = {"", 0};
-    message_add(&message, "train_gpt: rank ");
-    message_add_rank(c, &message, other_rank);
-    message_add(&message, " is in ");
-    message_add_exchange(&message, other->operation, other->report.exchange, other->number, other->bytes);
-    message_add(&message, " while rank 0 is in ");
-    message_add_exchange(&message, c->exchange.operation, c->exchange.name, c->exchanges, c->exchange.bytes);
+    struct last_line message = {"", 0};
+    last_line_add(&message, "train_gpt: rank ");
+    last_line_add_rank(c, &message, other_rank);
+    last_line_add(&message, " is in ");
+    last_line_add_exchange(&message, other->operation, other->report.exchange, other->number, other->bytes);
+    last_line_add(&message, " while rank 0 is in ");
+    last_line_add_exchange(&message, c->exchange.operation, c->exchange.name, c->exchanges, c->exchange.bytes);
     control_end(c, &message);
 }
 
 void control_end_wrong_frame(struct control *c, int other_rank) {
     const struct control_frame *const frame = &c->links[other_rank].in;
-    struct message message = {"", 0};
-    message_add(&message, "train_gpt: rank ");
-    message_add_rank(c, &message, other_rank);
-    message_add(&message, " sent a frame of type %u with %llu bytes, which no rank sends now", frame->type,
-                (unsigned long long)frame->payload_bytes);
+    struct last_line message = {"", 0};
+    last_line_add(&message, "train_gpt: rank ");
+    last_line_add_rank(c, &message, other_rank);
+    last_line_add(&message, " sent a frame of type %u with %llu bytes, which no rank sends now", frame->type,
+                  (unsigned long long)frame->payload_bytes);
     control_end(c, &message);
 }
 
 void control_end_out_of_memory(struct control *c, size_t bytes) {
-    struct message message = {"", 0};
-    message_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);
+    struct last_line message = {"", 0};
+    last_line_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);
     control_end(c, &message);
 }
