@@ -14,7 +14,7 @@
 
 // ---- The step ----
 
-// Runs forward and backward of the uploaded micro-batch, of scale / (B * T) times the sum of its losses.
+// Enqueues what a micro-step records as a graph: forward, backward and reductions, after the upload of its batch.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -47,8 +47,8 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues gpt_micro_step up to the copy of its loss. Returns false where CUDA refused the recorded graph, so that
-// forward and backward did not run: the caller then calls once more.
+// Enqueues gpt_micro_step but for the copy of its loss, and leaves dropout on. Returns false where CUDA refused the
+// recorded graph, so that forward and backward did not run: the caller then calls once more, with the same arguments.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, forward_backward, scale);
 }
-// Enqueues forward and backward of micro-batch `index` of a step of m->steps.of_step, which the caller sets. Gradients
-// of scale / (B * T) times the sum of its losses overwrite the last step's where index is 0, else add to the sum. scale
-// is 1 / (ranks * of_step): gpt_update rescales to the mean over the targets that count. Every rank calls this.
+// Enqueues forward and backward of micro-batch `index`, from 0 on in turn, of m->steps.of_step, which the caller sets.
+// At index 0 gradients of scale / (B * T) times its losses' sum overwrite the last step's, else they add to the sum.
+// scale: 1 / (ranks * of_step); gpt_update rescales to the mean over targets that count. Every rank calls this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,8 +71,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Enqueues this rank's report (its columns: report_request) and, with several ranks, the all-gather of all reports,
-// into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
+// Enqueues the rest of this rank's report (report_request), which has the losses by now, and, with several ranks, the
+// all-gather of all reports into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
@@ -92,9 +92,9 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step`, AdamW's number from 1, after the step's gpt_micro_steps: with learning rate lr, and gradients
-// clipped to --clip-grad. Where a loss, the gradient norm or a delayed scale's amax is not finite, or no target counts,
-// nothing is updated and gpt_results' check.finite is 0. Every rank calls this.
+// Enqueues update `step`, AdamW's number from 1, of parameters and averages, after the step's gpt_micro_steps. Clips
+// the gradients to --clip-grad. Where a loss, the gradient norm or a delayed scale's amax is not finite, or no target
+// counts, nothing is updated and gpt_results' check.finite is 0. lr: the learning rate. Every rank calls this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -135,7 +135,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     }
 }
 // Enqueues the swap of the parameters with their moving averages (--ema-decay); a second call swaps them back. No step
-// may be enqueued between the two calls. Without moving averages does nothing. Every rank calls this.
+// may be enqueued between the two calls. Does nothing unless the model trains, with averages. Every rank calls this.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -197,7 +197,7 @@ static void gpt_plan_evaluation(struct gpt *m) {
 
 // ---- The plan ----
 
-// Returns what does the collectives: on a GPU what --collectives asks for (auto: NCCL, if built in); else the host.
+// Returns what does the collectives: NCCL on a GPU with --collectives nccl or, if built in, auto; else the host.
 static enum collectives_kind collectives_kind_of(const struct config *c, const struct device *dev) {
     if (!device_is_gpu(dev))
         return COLLECTIVES_HOST;
@@ -224,7 +224,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the plan, which plan_place then places, in planning mode. keeps_copy: with a host copy for checkpoints.
+// Records the plan of all that the run does; begins and ends planning. keeps_copy: with a host copy for checkpoints.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -304,9 +304,9 @@ static int lowest_trained(const struct parameters *table) {
     }
     return lowest;
 }
-// Creates a model whose plan is recorded: plan_place and gpt_allocate follow, gpt_destroy frees it and the policy.
-// frozen (L + 1, PARAM_COUNT): the tensors that are not trained, the last row the whole model's; NULL: none. The caller
-// frees it. Ends the program where the model is too large to be addressed.
+// Creates a model and records its plan: plan_place and gpt_allocate follow. gpt_destroy frees the model and `policy`.
+// frozen (L + 1, PARAM_COUNT), only read here: the tensors that are not trained, the last row the whole model's; NULL:
+// none. Ends the program where the model is too large to be addressed.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);

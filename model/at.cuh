@@ -29,7 +29,7 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns the memory of an activation in at.ranged, of one range, which each range uses again; NULL when planning.
+// Returns the memory of an activation in at.ranged, live in this phase; each range overwrites it. NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
@@ -72,7 +72,7 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns at's rows of an activation's gradient, (rows, width), live in this phase; of a range, until the next range.
+// Returns at's rows of an activation's gradient, live in this phase; NULL: planning. The MLP's ranges share memory.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);

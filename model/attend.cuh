@@ -18,7 +18,7 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
-// Returns the RoPE that qk_norm_forward applies after the norm; table NULL: layer l has no rotary positions.
+// Returns the RoPE that qk_norm_forward applies after the norm; table NULL: planning, or layer l has no rotation.
 static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
@@ -42,7 +42,7 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns attention's input, layer l's q, k and v, (N, qkv_width), normed where the model norms; NULL when planning.
+// Returns q, k and v as attention reads them unless in FP8, (N, qkv_width), live in this phase; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
@@ -57,14 +57,14 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// Returns the keys or values (slot) of the last kv_capacity positions, (B, G, capacity, D), kept between tokens.
+// Returns the cached keys or values (slot), (B, G, kv_capacity, D), live in this phase; NULL when planning.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds k and v to the cache and computes att (N, H D): a prompt's tokens attend to each other, later ones to the cache.
+// Adds k and v to the cache and computes att (N, H D), in this phase: of a prompt's tokens or, later, of the cache's.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -81,7 +81,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Makes QKV and, where the model norms q and k, QKN, rotated as attention reads them, where wanted, a phase each.
+// Makes QKV and, where the model norms q and k, QKN, rotated, and the cast for FP8 attention, if wanted, a phase each.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -130,7 +130,7 @@ static struct attention_backward_options attention_options_of(struct gpt *m, int
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     return options;
 }
-// Computes attention's gradient, in this phase, from D_ATT, or what was cast of it, into D_QKV.
+// Computes attention's gradient, in this phase, from D_ATT, or what was cast of it, into D_QKV, and undoes RoPE.
 static void attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -17,8 +17,8 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 // Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns the source for a branch's projection. Its output's gradient comes from the norm after it, or is the residual
-// stream's: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
+// Returns bias_source of a branch's projection, on a GPU: the norm after the projection, else the op that scales by
+// dropout and multiplier, else the next branch's norm, where it makes the residual stream's gradient; else wgrad.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -88,7 +88,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Adds up a bias's partial sums, in the layer's own phase. Returns false where there are none: wgrad sums.
+// Adds up a bias's partial sums into its gradient, in its layer's phase. Returns false: none, as wgrad or a cast sums.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_chunks(m, l, linear);

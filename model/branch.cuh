@@ -76,7 +76,7 @@ static bool reads_layer_input(struct at at, const struct branch *b) { return !is
 static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
-// Returns at's rows of the statistics `id` of a norm; both pointers NULL where they are not to be made.
+// Returns at's rows of the statistics `id` of a norm; both pointers NULL: not to be made, or planning.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
     const struct norm_stats none = {NULL, NULL};
     return produces(at, 1u << id) ? norm_stats_of(at, id) : none;
@@ -84,7 +84,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns the stream plus attention's branch, (rows, C): an activation or, of parallel branches, a buffer of the pass.
+// Returns where the stream plus attention's branch is, (rows, C), MID or a parallel layer's buffer; NULL when planning.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
@@ -95,6 +95,7 @@ static floatX *residual_after_attention(struct at at) {
 static bool attention_sum_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
+// Whether there is a norm before a branch, and its output is wanted, as the input of the branch's first layer.
 static bool norm_makes_input(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
@@ -102,7 +103,7 @@ static bool norm_makes_input(struct at at, const struct branch *b) {
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) || produces(at, 1u << b->before_statistics);
 }
-// Returns where the norm before a branch writes; data NULL: only statistics are wanted.
+// Returns where the norm before a branch writes; data NULL: only statistics are wanted, or planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
@@ -118,8 +119,7 @@ static void branch_norm(struct at at, const struct branch *b) {
     norm(at, out, stats, branch_input(at, b), b->before_weights);
 }
 
-// The norm of the sum that a branch's addition makes, where the same op computes it. Attention's addition computes norm
-// 2; the MLP's, in a first forward, the next layer's norm 1 or the final norm.
+// A norm that the op of a branch's addition computes: norm 2 or, in a first forward, the next norm 1 or the final norm.
 struct fused_norm {
     bool runs;
     int l; // whose weights it has; -1: the model's
@@ -210,8 +210,8 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient (rows, C) of what a branch adds to the stream: without dropout and multiplier the stream's own.
-// A range's gradient was made before the first range. partial (bias_chunks, C): gets its column sums; NULL: not made.
+// Makes, in this phase, and returns the gradient (rows, C) of what a branch adds to the stream; for a range a call for
+// all tokens has made it. Without dropout and multiplier returns d_residual_rows. partial: column sums; NULL: not made.
 static const floatX *added_backward(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -224,7 +224,7 @@ static const floatX *added_backward(struct at at, const struct branch *b, float 
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Returns the gradient (rows, C) of a branch's last linear layer's output, live in the layer's phase, which it opens.
+// Opens the phase of a branch's last linear layer, after any norm's backward; returns the output's gradient (rows, C).
 static const floatX *projection_output_gradient(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;

@@ -62,7 +62,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Computes OUT of layer -1 and attention's spans. Waits for the embeddings' parameters; begins to fetch layer 0's.
+// Computes OUT of layer -1 and attention's spans, in a phase of its own, after use_unit; begins to fetch layer 0's.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -80,7 +80,7 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-// Returns where the gradient of PARAM_WTE or PARAM_WPE goes; sums NULL and rows 0: the table is frozen or absent.
+// Returns where the gradient of PARAM_WTE or PARAM_WPE goes; sums NULL: planning or, with rows 0, frozen or absent.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};

@@ -84,7 +84,7 @@ struct fp8_delayed {
     struct fp8_delay delay;
     struct fp8_scales_order order; // of these
 };
-// Returns the scales by histories: with delayed scales all; else full FP8 attention's dS's, by the last step's amax.
+// Returns which scales follow from histories: all, if delayed; else full FP8 attention's dS's, by the last step's amax.
 static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
@@ -101,7 +101,7 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     return delayed;
 }
 
-// Returns the scale of a tensor, in device memory; NULL: while planning, and where scales are of blocks.
+// Returns the scale of a tensor, in device memory; NULL: while planning, where scales are of blocks, or without FP8.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
@@ -205,7 +205,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     if (fp8_history_bytes(f) > 0)
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
-// Sets the state's addresses, after arenas_allocate, and initial values: no amax, empty histories.
+// Sets the state's addresses, after arenas_allocate, and enqueues initial values: no amax, empty histories.
 static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
                          struct device *dev) {
     f->scales = (struct fp8_scale *)plan_pointer(plan, arenas, f->scales_id);
@@ -268,7 +268,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + delayed.count, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state from host memory (fp8_state_floats, which is not 0). Waits for the device.
+// Copies the checkpoint's state from host memory (fp8_state_floats, not 0) and sets `calibrates`. Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);

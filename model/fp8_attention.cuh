@@ -17,7 +17,7 @@ static struct fp8_attention_demands fp8_attention_demands_of(const struct config
         !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
-// Returns attention of layer l, for its calls; without scales when planning.
+// Returns attention of layer l as its kernels take it, its spans live in this phase; the scales are NULL when planning.
 static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     const struct fp8_state *f = &m->fp8;
     struct fp8_attention a;
@@ -50,7 +50,7 @@ static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8
 static enum activation_id attention_input_id(const struct gpt *m) {
     return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
 }
-// Returns q, k and v in FP8 of layer l, (N, qkv_width); NULL when planning.
+// Returns q, k and v in FP8 of a layer that attends in FP8, (N, qkv_width), live in this phase; NULL when planning.
 static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
     return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
 }
@@ -64,7 +64,7 @@ static floatX *qkv_sink(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts what attention reads, in a phase of its own, where attention reads it in FP8 and it is to be made.
+// Casts qkv_sink's q, k and v, in a phase of its own, where attention reads FP8 and its input is to be made.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -75,8 +75,8 @@ static void cast_attention_input(struct at at) {
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
-// Computes attention in FP8, in this phase, into ACT_ATT, or where scales are not delayed into att (N, H D).
-// Recomputation takes the scales that the first forward has left.
+// Computes attention in FP8, in this phase, into ACT_ATT, or where scales are not delayed into att (N, H D), and the
+// log-sum-exps into ACT_SOFTMAX. Recomputation takes the scales that the first forward has left.
 static void attend_in_fp8(struct at at, struct sink att) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -88,13 +88,13 @@ static void attend_in_fp8(struct at at, struct sink att) {
     RUN(m, fp8_attention_forward(out8, att.data, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
 }
 
-// Returns the gradient of attention's output in FP8, (N, H D); NULL when planning.
+// Returns the gradient of attention's output in FP8, (N, H D), live in this phase; NULL when planning.
 static fp8 *dout_codes(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
     return (fp8 *)fp8_attention_buffer(m, PASS_TRAIN, l, FP8_ATTENTION_BUFFER_DOUT, bytes);
 }
-// Casts the gradient of attention's output, in a phase of its own, where attention's backward reads it in FP8.
+// Casts D_ATT to dout_codes, in a phase of its own, where attention's backward reads FP8 (full FP8 attention).
 static void cast_attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -120,8 +120,7 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
     RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
     RUN(m, attention_undo_rope(dqkv, options, a.shape, m->dev));
 }
-// Computes attention's gradient in bf16 of what forward has kept in FP8, in this phase, into dqkv (N, qkv_width), and
-// undoes RoPE. The values of q, k and v are exact in bf16, whose log-sum-exps forward's then are.
+// Computes attention's gradient in bf16 of what is kept in FP8, in this phase, into dqkv (N, qkv_width); undoes RoPE.
 static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -132,7 +131,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     const floatX *datt = d_rows(at, SLOT_D_ATT, width);
     const fp8 *codes = attention_codes(m, PASS_BACKWARD, at.l);
     const fp8 *out8 = (const fp8 *)activation_memory(m, PASS_BACKWARD, at.l, ACT_ATT);
-    const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX);
+    const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX); // FP8 is exact in bf16
     const size_t bytes = attention_backward_workspace_bytes(m->backend, a.shape, options.any_order, m->dev);
     floatX *qkv = (floatX *)workspace(m, qkv_bytes + out_bytes + lse_bytes + bytes);
     floatX *out = (floatX *)bytes_behind(qkv, qkv_bytes);

@@ -24,20 +24,20 @@ static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear
     const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
     return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
 }
-// Returns an operand's matrix (rows, depth), with its tensor's scale, in its buffer; codes NULL when planning.
+// Returns an operand's matrix (rows, depth), live in this phase, with its tensor's scale; codes NULL when planning.
 static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
                                            enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
                                            int64_t depth) {
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Returns where an operand's producer merges its amax; NULL: nowhere, as in recomputation, which has forward's amax.
+// Returns where an operand's producer merges its amax; NULL but in PASS_TRAIN of a layer in FP8, or without a scale.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
-// Returns where a cast counts (FP8_COUNTS); NULL: nowhere. Recomputation casts the same values again, uncounted.
+// Returns where a cast counts (FP8_COUNTS); NULL: nowhere, as in recomputation, which casts the same values again.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
@@ -57,7 +57,7 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
-// Returns an FP8 layer's input, floatX (rows, inputs), kept or until its cast; NULL: planning, or attention writes FP8.
+// Returns an FP8 layer's input, floatX (rows, inputs), live in this phase; NULL: planning, or attention writes FP8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
@@ -106,7 +106,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
-// Casts the input of a linear layer, in a phase of its own, where the layer is in FP8 and its producer has not cast it.
+// Casts the input of a linear layer in FP8, in a phase of its own, where wanted and its producer has not cast it.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -231,7 +231,7 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts dout (N, outputs) into both forms and sums the bias's gradient. Takes the amax if dout's producer has not.
+// Casts dout (N, outputs) into both forms and sums the bias's gradient, in this phase. Takes the amax if none is taken.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;

@@ -49,8 +49,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the logits and the loss of `rows` tokens, at most loss_chunk, from `first` on in a phase and, in training,
-// the gradients in a second phase. dloss: what each token's gradients are multiplied by.
+// Computes the logits and the losses of `rows` tokens, at most loss_chunk, from `first` on in a phase and, in training,
+// D_LNF and the head weight's gradient in a second phase. dloss: what each token's gradients are multiplied by.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -85,7 +85,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sums the tokens' losses into results->loss, by chunks, and in training writes the residual stream's gradient.
+// Sums the tokens' losses into results->loss; in training writes d_residual and begins to reduce the head's gradients.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -14,13 +14,13 @@ static bool input_is_wanted(struct at at, enum linear linear) {
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return produces(at, 1u << source.id | product);
 }
-// Returns what a linear layer reads, (rows, inputs) in floatX; NULL when planning.
+// Returns a linear layer's input, floatX (rows, inputs), live in this phase; NULL: planning, or attention_writes_fp8.
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
-// Returns where the producer of a linear layer's input writes it: the memory, and in FP8 the amax.
+// Returns where the producer of a linear layer's input writes it: linear_input and, in FP8, amax_of.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -34,7 +34,7 @@ static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a weight (outputs, inputs); one that is stored in FP8 or NF4 is read into `workspace` (linear_weight_bytes).
+// Returns a weight (outputs, inputs), NULL when planning; a stored one is read into `workspace` (linear_weight_bytes).
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -56,7 +56,7 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// Returns scratch memory for a layer's weight (linear_weight_bytes), then for its products on any of the ranges.
+// Returns this phase's scratch memory: a layer's weight (linear_weight_bytes), then products or adapter, on any range.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);

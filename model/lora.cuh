@@ -79,7 +79,7 @@ static const floatX *lora_project(struct gpt *m, int l, enum linear linear, cons
     return x;
 }
 
-// Adds the adapter's output on N tokens, if any, to out (N, outputs); in (N, inputs). ws: lora_workspace_bytes.
+// Adds an adapter's output on N tokens, if there is one, to out (N, outputs); in (N, inputs). ws: lora_workspace_bytes.
 static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out, const floatX *in,
                          int64_t N, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];
