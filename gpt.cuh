@@ -14,7 +14,7 @@
 
 // ---- The step ----
 
-// Enqueues what a micro-step records as a graph: forward, backward and reductions, after the upload of its batch.
+// Enqueues what graphs record of the uploaded batch: forward, backward of scale / (B * T) times its losses, reductions.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -92,9 +92,9 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues update `step`, AdamW's number from 1, of parameters and averages, after the step's gpt_micro_steps. Clips
-// the gradients to --clip-grad. Where a loss, the gradient norm or a delayed scale's amax is not finite, or no target
-// counts, nothing is updated and gpt_results' check.finite is 0. lr: the learning rate. Every rank calls this.
+// Enqueues the update of parameters and averages after a step's gpt_micro_steps. step: AdamW's, from 1; skipped updates
+// do not count. Clips gradients to --clip-grad. Where a loss, the gradient norm or a delayed amax is not finite, or no
+// target counts, nothing is updated, and gpt_results' check.finite is 0. Every rank calls this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;

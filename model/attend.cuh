@@ -64,7 +64,7 @@ static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds k and v to the cache and computes att (N, H D), in this phase: of a prompt's tokens or, later, of the cache's.
+// Adds k and v to the cache and computes att (N, H D), in this phase: a prompt's from qkv, later tokens' by the cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);

@@ -31,7 +31,7 @@ static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l,
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Returns where an operand's producer merges its amax; NULL but in PASS_TRAIN of a layer in FP8, or without a scale.
+// Returns where an operand's producer merges its amax; NULL: the pass is not PASS_TRAIN, or the layer has no scale.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;

@@ -45,7 +45,7 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 }
 // Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory for a linear layer's products on `rows` tokens, forward and backward.
+// The number of bytes of scratch memory for any of a linear layer's products on `rows` tokens, forward or backward.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {
