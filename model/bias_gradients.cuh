@@ -18,7 +18,7 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
 // Returns bias_source of a branch's projection, on a GPU: the norm after the projection, else the op that scales by
-// dropout and multiplier, else the next branch's norm, where it makes the residual stream's gradient; else wgrad.
+// dropout and multiplier, else the next norm in the stream, where it makes the stream's gradient; else wgrad.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient

@@ -62,7 +62,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Computes OUT of layer -1 and attention's spans, in a phase of its own, after use_unit; begins to fetch layer 0's.
+// Calls use_unit, then computes OUT of layer -1 and attention's spans in a phase of its own; begins to fetch layer 0.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
