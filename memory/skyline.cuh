@@ -314,8 +314,8 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 }
 
 // Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
-// item above the bound in the lowest packing. Every other time, what is moved beside an item is moved beside each that
-// is alike. A packing near its bound is wrong in few places, such as where backward begins; a move of all layers' items
+// item above the bound in s->best. Every other time, what is moved beside an item is moved beside each that is alike. A
+// packing near its bound is wrong in few places, such as where backward begins; a move of all layers' items
 // would undo what is right. Returns false, with nothing moved, where no short item is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;

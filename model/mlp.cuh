@@ -5,7 +5,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward
 #include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
-// act (N, F) = the MLP's activation of fc (N, fc_width).
+// act (N, F), in floatX, and its amax = the MLP's activation of fc (N, fc_width); act.sums is not made.
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
 #define POINTWISE(name) name##_forward(act.data, fc, N * s->layer.F, act.amax, dev)

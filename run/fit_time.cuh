@@ -58,7 +58,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%s by its data sheet", gpu_name(name, gpu));
     return r;
 }
-// Measures and returns the flop/s of a matmul in at most `room` bytes of the device's memory; 0: too small to tell.
+// Measures and returns the flop/s of a square matmul, the largest in `room` bytes of device memory; 0: too small.
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);

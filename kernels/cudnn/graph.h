@@ -235,7 +235,7 @@ static inline struct cudnn_tensor cudnn_reduce_rows(struct cudnn_builder *b, enu
     return y;
 }
 
-// Returns x with its last two dimensions exchanged, as a virtual tensor of `type`. strides: x's.
+// Adds a reshape; returns its output, virtual, of `type`: x with its last two dimensions exchanged. strides: x's.
 static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, struct cudnn_tensor x,
                                                    enum cudnn_data_type type, const int64_t strides[CUDNN_RANK]) {
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[3], x.dims[2]};

@@ -10,7 +10,7 @@ __BEGIN_DECLS
 const char *mpi_open(int *rank, int *ranks, struct error_text *error);
 // data (bytes) = rank 0's data; every rank calls it. bytes must fit an int.
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);
-// Ends MPI; returns when all ranks have called it.
+// Ends MPI, which mpi_open began; returns when all ranks have called it.
 void mpi_close(void);
 // Formats the meaning of a call's error code into `error` and returns the text.
 const char *mpi_error(int code, const char *call, struct error_text *error);
