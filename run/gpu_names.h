@@ -1,6 +1,5 @@
-// The table of GPUs (kernels/gpu_peak.cuh) by the names that people write: "4090", "RTX4090", "a100-80", "h100 sxm". A
-// name is split into words of letters or of digits, without brands (GeForce, RTX). A row is meant where its name and
-// its further words together have all words of the text.
+// The table of GPUs (kernels/gpu_peak.cuh) by names that people write: "4090", "a100-80". A name is split into words of
+// letters or of digits. A row is meant where its name and its further words together have all words of the text.
 #pragma once
 #include "config/planned_gpus.h"      // planned_gpus
 #include "kernels/gpu_peak.cuh"       // gpu_peaks
@@ -23,7 +22,7 @@ static bool gpu_word_is_brand(const char *word) {
             return true;
     return false;
 }
-// Adds a text's runs of letters and of digits as words, in lower case; brands are left out.
+// Adds a text's runs of letters and of digits as words, in lower case, without brands; too_many: not all had room.
 static void gpu_words_add(struct gpu_words *words, const char *text) {
     for (const char *at = text; *at;) {
         const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);
@@ -60,7 +59,7 @@ static bool gpu_words_have(const struct gpu_words *words, const struct gpu_words
     return true;
 }
 
-// Returns the row of the same name that has more memory, the next; NULL: there is none.
+// Returns the row after `gpu`, a row of the table, where that is the same GPU with more memory; NULL: there is none.
 static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
     const struct gpu_peak *const next = gpu + 1;
     return next < gpu_peaks + GPU_PEAKS && strcmp(next->name, gpu->name) == 0 ? next : NULL;
@@ -68,14 +67,14 @@ static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
 static bool gpu_has_editions(const struct gpu_peak *gpu) {
     return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
 }
-// text (GPU_NAME_MAX bytes) = a row's name in messages, which finds it: an edition's with its memory. Returns text.
+// text = a row's name for messages, with the memory where editions differ by it; gpu_asked takes it. Returns text.
 static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
     snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
              gpu_has_editions(gpu) ? gpu->words : "");
     return text;
 }
 
-// Fills `found` with the rows that a text may mean, or the one whose whole name it has, in order. Returns how many.
+// Fills `found`, in order, with the rows a text without a count may mean, or the one it has whole. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;
@@ -107,6 +106,7 @@ static bool gpu_rows_are_alike(const struct gpu_peak *const *rows, int count) {
     return true;
 }
 
+// Returns text = a rate in TFLOP/s or, for 0, "-", which is not in text.
 static const char *gpu_rate(char text[GPU_NAME_MAX], double tflops) {
     snprintf(text, GPU_NAME_MAX, "%.4g", tflops);
     return tflops > 0 ? text : "-";
@@ -125,8 +125,8 @@ static void gpu_names_print(void) {
         stdout);
 }
 
-// Returns the row that the text of --plan-gpu names; NULL: the text is empty. Ends the program where it names no GPU
-// that is known, several, or one that the engine does not run on.
+// Returns the row that the text of --plan-gpu ("2x 4090") names, of alike rows the slowest; NULL: the text is empty.
+// Ends the program where the text names no known GPU, several that differ, or a GPU without bf16.
 static const struct gpu_peak *gpu_asked(const char *text) {
     const struct gpu_peak *found[GPU_PEAKS] = {NULL};
     char name[GPU_NAME_MAX], list[1024] = "";

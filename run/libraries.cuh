@@ -31,6 +31,7 @@ static const char *library_version_text(char text[LIBRARY_VERSION], int version)
     return text;
 }
 
+// text = the version of NCCL that is loaded, which may differ between machines; "": none. Returns text.
 static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_NCCL
@@ -104,7 +105,7 @@ static void library_print_mpi(void) {
     log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
 }
 
-// text = what differs between machines' libraries beside matmul_describe: kernels chosen for this CPU. Returns text.
+// text = what the libraries chose for this CPU, which may differ between machines; "": nothing known. Returns text.
 static const char *library_variant(char text[LIBRARY_VARIANT]) {
     text[0] = 0;
 #ifdef HAVE_ONEDNN

@@ -88,7 +88,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
     loader->room = loader->raw && loader->values ? elements : 0;
     return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
 }
-// Creates a loader, which model_loader_free frees, after an error too. Returns NULL, or that memory is out.
+// Creates a loader with room for LOAD_CHUNK; model_loader_free frees it, after an error too. Returns NULL, or an error.
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
@@ -101,8 +101,8 @@ static void model_loader_free(struct model_loader *loader) {
     host_free(loader->rounded);
 }
 
-// loader->values = n elements of a file's tensor, from `first` on. Refuses types that are not floating-point and,
-// unless --check-weights is off, values that are not finite. Returns NULL, or what is wrong.
+// loader->values, grown, = n elements of a file's tensor from `first` on. Refuses types that are not floating-point,
+// and, unless --check-weights is off, values that are not finite. Returns NULL, or what is wrong.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
@@ -280,7 +280,7 @@ struct stored_tensor {
     const struct safetensors_tensor *values, *scales; // scales NULL: the format has none
     enum state_format format;
 };
-// Sets *s, but for file and file_name, by what s->file has of a state of t. Returns NULL, or what is wrong.
+// Sets values, scales and format of *s by state `id` of t in s->file. Returns NULL, or an error: also where none is.
 static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
     char name[STATE_NAME];
@@ -304,7 +304,7 @@ struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = n elements (at most LOAD_CHUNK) from `first` on, a block's begin, as stored. Returns NULL, or an error.
+// room->from = n <= LOAD_CHUNK elements from `first`, a block's, in blocks of s->format. Returns NULL, or an error.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -349,7 +349,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether model_load_moments loads a state: not masters, nor averages that a file lacks, which stay as they begin.
+// Whether a run that has a state takes it by model_load_moments: not masters, nor averages that the file lacks.
 static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -425,8 +425,8 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
     printf("\n");
 }
 
-// Loads what this rank holds of the optimizer's state and FP8's from a checkpoint's folder, and prints what was
-// converted and what is missing. model_is_exact: *exact of model_load_folder. Returns NULL, or what is wrong.
+// Loads what this rank holds of a checkpoint's optimizer state and FP8's, and prints what was converted; averages or
+// FP8's histories may be missing, which it says. model_is_exact: *exact of model_load_folder. Returns NULL, or an error.
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];

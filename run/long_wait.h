@@ -23,7 +23,7 @@ static bool long_wait_is_over(const struct long_wait *watch) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
 }
-// Guards the waits until long_wait_close; a thread's function. argument: a struct long_wait.
+// Calls say_it once in each wait that lasts too long, until long_wait_close; a thread's function. argument: the watch.
 static void *long_wait_watch(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);

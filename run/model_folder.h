@@ -83,7 +83,7 @@ static inline const char *model_check_finite(const float *values, int64_t n, int
     return NULL;
 }
 
-// Returns the tensor of that name, "transformer." before it or not; *file = its file's index. NULL: there is none.
+// Returns the tensor `name` or, of "transformer.NAME", also NAME; *file = its file's index. NULL: there is none.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";

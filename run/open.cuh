@@ -65,7 +65,7 @@ static void explain_threads(int status, void *threads) {
         *(const int *)threads);
     _exit(EXIT_USAGE);
 }
-// Starts OpenMP's threads, on the CPU. Ends the program where they can't start or have too small a stack.
+// Starts OpenMP's threads on the CPU, not with --plan. Ends the program where they can't start or stacks are too small.
 static void check_threads(const struct run *r) {
     const struct config *c = r->config;
     size_t least = SIZE_MAX;
@@ -115,8 +115,8 @@ static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns the last rank that has not chosen fused where others have, by what is installed there; -1: ranks agree. On
-// flash against unfused they agree: options and environment, which are equal, decide. Every rank calls this.
+// Returns the last rank that has not chosen fused where others have, by what is installed there, and warns there; -1:
+// ranks agree. Flash or unfused is by options and environment, which are equal. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -176,7 +176,7 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// Returns the limits of the engine's own choices: below limits_of, as collectives come first and free memory varies.
+// Returns limits_of, less what collectives take and what varies, for the engine's own choices; a budget stays whole.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
@@ -319,8 +319,8 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts;
-// else does nothing. Beside finetuning shards, data whose documents nothing tells apart count as one document a sample.
+// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts.
+// Ends the program where nothing tells them apart; beside finetuning shards such data count as one document a sample.
 // The vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
@@ -346,7 +346,7 @@ static void separate_documents(struct run *r) {
 }
 
 // Opens the token shards, as r->train and r->val (NULL: not used), and allocates a micro-batch; close_run frees all.
-// Ends the job where the ranks don't read the same shards. Every rank calls this.
+// Ends the job where ranks' shards differ, or are by another tokenizer than the model's. Every rank calls this.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
@@ -398,8 +398,8 @@ static void write_plan_page(struct run *r) {
                     strerror(errno));
 }
 
-// Sets r->peak_flops, for utilization: the data sheet's where the GPU is a known one, else what a large matmul reaches,
-// which is measured in the memory of activations; before the first step.
+// Sets r->peak_flops, for utilization: the data sheet's where the GPU is a known one, else what a large matmul reaches
+// (peak_is_measured), in the allocated model's memory of activations, which it overwrites; before the first step.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;

@@ -196,7 +196,7 @@ static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
 
-// Draws the numbers of a section's layers, each below the first of its phases, as many as have room.
+// Draws the numbers of the layers of a section, phases [first, end), each below its first phase, as many as have room.
 static void plan_svg_layers(const struct plan_picture *picture, int first, int end) {
     double free_from = 0;
     int last = -1;

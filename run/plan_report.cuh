@@ -14,9 +14,8 @@
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 
-// Writes the plan's sizes, phases, every buffer that owns bytes, and every transfer. Offsets count from the start of
-// the first arena of the same memory, as if its arenas were adjacent, so that any two buffers of one memory may be
-// compared. Ends the program where the file cannot be written.
+// Writes the placed plan's sizes, phases, buffers that own bytes and transfers as JSON. Offsets count from the begin of
+// a memory's first arena, as if arenas were adjacent. Ends the program where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // ---- the table ----

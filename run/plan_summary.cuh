@@ -188,8 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints what fits --plan-gpu where the options do not: what auto would choose, by its own, with states sharded, with
-// the smallest micro-batch, or with lossy states. limit: bytes of the device's memory.
+// Prints the first that fits --plan-gpu where the options do not: what auto chooses, by its own, with states sharded,
+// the smallest micro-batch or lossy states; or that nothing fits. limit: bytes of the device's memory.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;

@@ -4,7 +4,7 @@
 #include "kernels/device.cuh" // struct compute_capability
 #include "run/gpu_names.h"    // gpu_asked, gpu_name
 
-// Returns the row of --plan-gpu; NULL: none is named. Ends the program where the name does not say which.
+// Returns the row of --plan-gpu; NULL: none is named. Ends the program where the name fits several, or no usable GPU.
 static const struct gpu_peak *planned_gpu(const struct config *c) { return gpu_asked(c->memory.plan_gpu); }
 // Returns the compute capability of the GPU that --plan-gpu names; major 0: none is named.
 static struct compute_capability planned_capability(const struct config *c) {
@@ -17,7 +17,7 @@ static struct compute_capability planned_capability(const struct config *c) {
     return capability;
 }
 enum { PLANNED_DRIVER_MIB = 1 << 10 };
-// The number of the named GPU's bytes for a plan, less PLANNED_DRIVER_MIB, an estimate of what driver and kernels take.
+// The number of bytes for a plan on the GPU of --plan-gpu, which must be given: less PLANNED_DRIVER_MIB for the driver.
 static size_t planned_gpu_bytes(const struct config *c) {
     return (size_t)(planned_gpu(c)->memory_mib - PLANNED_DRIVER_MIB) << 20;
 }

@@ -1,7 +1,6 @@
-// Differences of ranks, for the report, which else speaks only of rank 0: in planned memory, and in GPU, instructions,
-// libraries and their kernels. Such ranks are not refused: a cluster may have several kinds of machines. Each rank
-// computes its own gradient, all use one sum, whose bits depend on which rank has what. What would let replicas drift
-// apart is refused earlier (start_check_ranks, check_programs); rank_without_fused agrees on cuDNN.
+// Differences of ranks, for the report, which else speaks only of rank 0: in planned memory, GPU, instructions,
+// libraries and kernels. Such ranks are not refused: all use one sum of gradients, whose bits depend on which rank has
+// what. What would let replicas drift apart is refused (start_check_ranks, check_programs) or agreed on: cuDNN.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run
@@ -49,7 +48,7 @@ static void rank_range_widen(struct rank_range *range, int64_t value) {
     range->most = value > range->most ? value : range->most;
 }
 
-// Compares all ranks' planned memory, devices, libraries and kernels, of a planned model. Every rank calls this.
+// Returns how ranks differ in planned memory, GPU, libraries and kernels; r->model is planned. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

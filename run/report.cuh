@@ -191,7 +191,7 @@ static void report_device(const struct run *r) {
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }
 
-// Prints what a process on the CPU holds beside its plan; measured on steps of 5 to 800 MiB.
+// Prints, with --plan on the CPU, what a process holds beside its plan; measured on steps of 5 to 800 MiB.
 static void report_beside_plan(const struct run *r) {
     if (!r->config->memory.plan || device_is_gpu(&r->dev))
         return;

@@ -17,7 +17,7 @@ struct report_file {
     char *temporary; // renamed to `target`, else to `path`, at the end; NULL: written directly
 };
 
-// Ends the program with what errno says, and removes the temporary file.
+// Removes the temporary file, and ends the program with what errno says.
 __attribute__((noreturn)) static void report_file_fail(const struct report_file *out) {
     const char *reason = strerror(errno);
     if (out->temporary)
@@ -26,7 +26,7 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens the file at `path`, which must stay until report_file_close. Ends the program, naming `option`, where it can't.
+// Opens a file, which report_file_close names `path`. Both texts must stay until then. Ends the program where it can't.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;
