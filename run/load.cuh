@@ -425,8 +425,8 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
     printf("\n");
 }
 
-// Loads what this rank holds of a checkpoint's optimizer state and FP8's, and prints what was converted; averages or
-// FP8's histories may be missing, which it says. model_is_exact: *exact of model_load_folder. Returns NULL, or an error.
+// Loads what this rank holds of a checkpoint's optimizer state and FP8's, and prints what was converted, and which of
+// averages and FP8's histories are missing. model_is_exact: *exact of model_load_folder. Returns NULL, or an error.
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];

@@ -185,7 +185,7 @@ static inline const char *merge_write(struct merge *m, const void *bytes, uint64
                ? NULL
                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
-// Ends the file, if one is open. Returns `problem`, or what went wrong here.
+// Closes m->out, synced, if it is open. Returns `problem` or, without one, what went wrong here.
 static inline const char *merge_out_end(struct merge *m, const char *problem, struct error_text *error) {
     if (!m->out)
         return problem;

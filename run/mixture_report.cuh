@@ -8,7 +8,7 @@ enum { MIXTURE_TEXT = 512 };
 // Epochs of a set beyond which its repeated tokens add little: Muennighoff et al. 2023, arXiv 2305.16264.
 static const double EPOCHS_WORTH = 4;
 
-// Returns the epochs of a set by the end of the run's last step, or where the run is, if that is further.
+// Returns the epochs of set `part` of r->train by the run's last step, or where the run is, if that is further.
 static double epochs_at_end(const struct run *r, int part) {
     const struct config *c = r->config;
     const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);
@@ -60,7 +60,7 @@ static void report_epochs(struct run *r) {
         log_event(&r->log, "epochs trained: %s", text);
 }
 
-// text = " (web 3.1234, code 2.9876)", each set's last validation loss; "": of one set, or too long for a line.
+// text = " (web 3.1234, code 2.9876)", the last loss of each set of r->val; "": of one set, or too long for a line.
 static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
     enum { ROOM = 100 };
     const struct mixture *mixture = &r->val->mixture;

@@ -38,7 +38,7 @@ static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_D
         bytes[TRANSFER_TO_DEVICE] -= zero_gradients_bytes(&m->zero);
 }
 
-// Calls the matmuls of a training step, and of an evaluation where the run has some, on their planned memory; nothing
+// Calls the matmuls of a training step, and of an evaluation where the run has some, on the allocated memory; nothing
 // else runs (model/timeline.cuh). For a matmul library that lists its calls, before the first step.
 static void gpt_dry_run(struct gpt *m) {
     const uint64_t micro_step = m->steps.micro_step;

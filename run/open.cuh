@@ -127,7 +127,7 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
-// Whether the self-check accepts a choice; else refused[] says why not. *judged: the last choice that was accepted,
+// Whether the self-check accepts all ranks' choices; else refused[] says why not. *judged: the last accepted choice,
 // which is not checked again; ATTENTION_AUTO: none. Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
@@ -225,7 +225,7 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans the model's memory for the options as they are now, as r->model, and predicts a step where rates are known.
+// Plans a model's memory for the options as they are now, as a new r->model, and predicts a step where rates are known.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
     if (r->rates.flops > 0)

@@ -52,7 +52,7 @@ static unsigned long long digest_shown(const struct known_tokenizer *known) {
         shown = shown << 8 | known->digest.text[i];
     return shown;
 }
-// Reads a tokenizer.json, unless *known is of the same file. Ends the program where the file is none.
+// Sets *known, zeros at first, by a tokenizer.json, unless it is of that file. Ends the program where the file is none.
 static void known_tokenizer_read(struct known_tokenizer *known, const char *path) {
     struct error_text error;
     if (strcmp(known->from, path) == 0)
@@ -63,8 +63,8 @@ static void known_tokenizer_read(struct known_tokenizer *known, const char *path
     snprintf(known->from, sizeof known->from, "%s", path);
 }
 
-// Ends the program where the loader's shards (NULL: none) are by other tokenizers than each other or *data, which gets
-// the first known one: by a shard's header, else by its tokenizer.json.
+// Ends the program where the loader's shards (NULL: none) are by other tokenizers than each other or *data (zeros: not
+// known), which gets the first known one: by a shard's header, else by its tokenizer.json.
 static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
     struct known_tokenizer shard, beside;
     char path[PATH_MAX];
@@ -86,7 +86,7 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the program, on rank 0, where the data were made by several tokenizers, or by another than the folder's of
+// Ends the job, by rank 0, where the data were made by several tokenizers, or by another than the folder's of
 // --init-from or --resume. Warns for other added tokens only: users give spare tokens a meaning.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;

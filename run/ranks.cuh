@@ -80,7 +80,7 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
     __builtin_unreachable();
 }
 
-// Opens the collectives of several ranks; gpt_connect follows. Ends the program where it can't. Every rank calls this.
+// Opens r->collectives of several ranks, by r->model's plan. Ends the program where it can't. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
@@ -158,7 +158,7 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// Returns a hash of a state, on device and host; 0: there is no such state. Waits for the device.
+// Returns a hash of what this rank has of a state, on device and host; 0: no such state. Waits for the device.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -248,7 +248,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Sets the log entry's bytes and times of collectives since the last finished step, if any. slot: of the step, 0 or 1.
+// Sets the log entry's bytes and times of collectives since the last call; none of one rank. slot: the step's, 0 or 1.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
