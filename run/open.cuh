@@ -54,8 +54,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
-// Says what to change where gcc's OpenMP could not start *threads threads and ended the process: OpenMP's own message
-// leaves that out. exit calls this. *threads: an int, 0 once the threads have started.
+// Says, called by exit, what to change where OpenMP could not start *threads (an int) threads; 0: threads have started.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
