@@ -14,7 +14,7 @@ static double epochs_at_end(const struct run *r, int part) {
     const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);
     return dataloader_epochs(r->train, part, end > now ? end : now);
 }
-// Prints the sets of the training data, if several, which of them are repeated often, and whether other data begin.
+// Prints the sets of the training data, if several, which of them are repeated often, and what --new-data did.
 static void report_mixture(const struct run *r) {
     const struct dataloader *train = r->train;
     char tokens[LOG_NUMBER], share[LOG_NUMBER], epochs[LOG_NUMBER];

@@ -143,7 +143,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Prints the peak without recomputation, if that fits `limit` and auto did not choose. Returns whether it printed.
+// Prints the peak without recomputation, if it fits `limit` and the run recomputes, not by auto. Returns whether so.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
