@@ -87,7 +87,7 @@ extern "C"
 #endif
     __attribute__((weak)) const char *
     __lsan_default_suppressions(void) {
-    return "leak:start_set\nleak:fit_apply_all\nleak:option_append\n";
+    return "leak:start_set\nleak:start_take_beginning\nleak:fit_apply_all\nleak:option_append\n";
 }
 
 // ---- The case under test, and comparison ----
