@@ -47,7 +47,7 @@ static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether a run that reads the file takes a row's option from it: not --config, nor --out and others of one run.
+// Whether "given" is to name a row's option: typed, chosen by auto or found; not --config, --out and others of one run.
 static inline bool config_file_gives(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -57,7 +57,7 @@ static inline bool config_file_gives(const struct config *config, int row) {
     return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
-// Writes every option, by its name, as a JSON object into the file at `path`. A pipe or a failure ends the program.
+// Writes the resolved options, "given" and "left_open" into the file at `path`. A pipe or a failure ends the program.
 static inline void config_write_json(const struct config *config, const char *path) {
     if (is_pipe(path))
         fail("%s: is a pipe, not a regular file; remove it", path);
@@ -160,7 +160,7 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether a run's file left an option open, not edited since. given: the others' names; NULL: a user's file gives all.
+// Whether the file left an option open, its `value` not edited since. given, left_open: its members; given NULL: no.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;

@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <limits.h>        // INT_MAX
 
-// Returns the least number of steps of at least `samples` samples together; INT_MAX: more are needed.
+// Returns the least number of steps of at least `samples` samples together, by c->ramp; INT_MAX: too many to count.
 static inline int config_steps_of(const struct config *c, uint64_t samples) {
     int64_t low = 0, high = INT_MAX; // too few, enough or all that can be counted
     while (high - low > 1) {
@@ -15,8 +15,8 @@ static inline int config_steps_of(const struct config *c, uint64_t samples) {
     }
     return (int)high;
 }
-// Sets --train-steps by --train-epochs, where given, in a run that trains; the batch is resolved. Ends the program where
-// another --train-steps is given, and without --train-data.
+// Sets --train-steps by --train-epochs, where given, in a run that trains; the batch is resolved. Ends the program for
+// another --train-steps that is given, and without --train-data or c->samples_of_epochs, which the caller sets before.
 static inline void config_resolve_epochs(struct config *c) {
     if (c->training.train_epochs <= 0 || !config_trains(c))
         return;

@@ -91,7 +91,7 @@ static inline void config_check_fp8_layers(const struct config *c) {
 }
 
 // Ends the program where attention in FP8 is asked for and other options ask for what it does not have. Sets
-// c->fp8_attention_forward by the environment.
+// c->fp8_attention_forward by NVTE_FP8_DPA_BWD in the environment, of which a wrong value ends the program, too.
 static inline void config_resolve_fp8_attention(struct config *c) {
     static const char variable[] = "NVTE_FP8_DPA_BWD", option[] = "--fp8-dot-product-attention";
     const char *value = getenv(variable);

@@ -92,7 +92,7 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Returns how attention computes in the layers that config_fp8_layers finds.
+// Returns how attention computes, by resolved options, in the layers that config_fp8_layers finds.
 static inline enum config_fp8_attention config_attention_in_fp8(const struct config *c) {
     switch (c->fp8.fp8_dot_product_attention) {
     case FP8_ATTENTION_NONE:

@@ -78,7 +78,7 @@ static inline void config_resolve_scaling(struct config *c) {
     }
 }
 
-// Ends the program where the positions, or the type of scaling, can't use a rotary setting. Heads are resolved.
+// Ends the program where rotary settings contradict positions, the type of scaling or each other. Heads are resolved.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
@@ -415,7 +415,7 @@ struct config_answers {
     options_build *describe_build; // prints what --version adds
     options_list *list_values;     // prints what an option may be, where its value is missing
 };
-// Reads the command line over the file of --config and the defaults, with strings that point into argv; config_resolve
+// Reads the command line over --config's file and the defaults; strings point into argv and config.file. config_resolve
 // is still to be called. answers: NULL: none. --help, --version and a wrong option end the program.
 static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
@@ -436,7 +436,7 @@ static inline struct config config_read(int argc, char **argv, const struct conf
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets options left open, from the preset or derived. c->ranks is set before; 0: one. Contradictions end the program.
+// Sets options left open, by preset or derived; config->ranks (0: one) is set before. Contradictions end the program.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);

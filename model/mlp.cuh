@@ -55,7 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns what the activation reads, where the next product's backward may apply the derivative; else NO_GELU.
+// Returns FC, live in this phase, where the second projection's backward may apply GELU's derivative; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
@@ -64,7 +64,7 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes from the gradient of the MLP's output, live in this phase, to D_NORM2. Parameters' gradients join the unit's.
+// Goes from dproj, live in this phase, to D_NORM2, in this and further phases; gradients of parameters join the unit's.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

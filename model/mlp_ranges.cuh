@@ -14,7 +14,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns the members of `produce` that block_forward leaves to the backward of the ranges.
+// Returns what block_forward, asked for `produce` in backward, leaves to the ranges; 0: nothing, or no ranges.
 static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;

@@ -49,7 +49,7 @@ static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Begins to offload what layer l (-1: the embedding) keeps and waits for the layer below's; opens a phase.
+// Waits for the layer below's offload and begins layer l's (-1: the embedding's); opens a phase where there is any.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))

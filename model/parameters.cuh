@@ -176,7 +176,7 @@ enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: log
     ROW(UP, FC, s->F, s->F)                                                                                            \
     ROW(MLP_PROJ, MLP_PROJ, 0, s->C)
 
-// Returns the adapters that the options ask for, in a model of layers of shape s; rank 0: no LoRA.
+// Returns the adapters of c->lora_modules, set before, in a model of layers of shape s; --lora-rank 0: none.
 static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
     struct lora_shape lora;
     memset(&lora, 0, sizeof lora);
@@ -212,7 +212,7 @@ static enum frozen_format frozen_format_of(const struct config *c) {
     }
     return FROZEN_FLOATX;
 }
-// Returns the shape of the model that the resolved options describe. materialized: struct layer_shape's.
+// Returns the model's shape by the resolved options. element_bytes: of floatX; materialized: struct layer_shape's.
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialized) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -455,7 +455,7 @@ struct parameters {
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
 
-// Returns a row of the table for this shape, as a tensor of no layer. Its offset and count are not set.
+// Returns a row of the table for this shape, of no layer, without offset and count. rows 0: the model has none.
 static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
     struct tensor t;
     memset(&t, 0, sizeof t);
@@ -533,8 +533,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model), padded to a multiple
-// of `multiple` elements. frozen (L + 1, PARAM_COUNT): the tensors that are not trained; NULL: none.
+// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model) as the next, number
+// p->num_units, padded to a multiple of `multiple`. frozen (L + 1, PARAM_COUNT): those not trained; NULL: none.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;

@@ -4,12 +4,12 @@
 #include "kernels/work_segments.cuh" // segments_begin
 #include "model/state.cuh"           // struct gpt
 
+// Whether the current micro-step, number `index` of its step, has collectives, which no graph holds.
 static bool has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// Returns the recorded work of the current micro-step's kind. A step's last one is of a kind of its own where it
-// reduces whole gradients, or sums the squares of gradients on the host.
+// Returns the recorded work of the current micro-step's kind; a step's last one is of its own kind where it does more.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);

@@ -12,6 +12,7 @@ static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, co
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
 }
+// Returns a pass's tokens, (N), live in this phase; backward reads PASS_TRAIN's. NULL when planning.
 static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
 }
@@ -23,11 +24,11 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
-// Whether attention is confined to documents: --reset-attention-mask, and when tasks are scored, packed as documents.
+// Whether attention is confined to documents: --reset-attention-mask, and when tasks are scored; never in generation.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
-// Whether positions begin anew in each document (--reset-position-ids, and when tasks are scored).
+// Whether positions begin anew in each document: --reset-position-ids, and when tasks are scored; not in generation.
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
@@ -38,8 +39,7 @@ static bool has_documents(const struct gpt *m, enum pass pass) {
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
-// Returns what a pass's positions are made from: in generation the new tokens' own, elsewhere the documents' begins,
-// where positions restart there; else both members are NULL.
+// Returns what makes positions: in generation the new tokens' own, else documents' begins where they restart, or NULLs.
 static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
@@ -58,7 +58,7 @@ static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
-// Returns the spans of the layers whose window hides keys (`window`) or of the others, live in this phase.
+// Returns the spans of layers whose window hides keys (`window`) or of others, live in this phase; NULL: planning.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
@@ -80,7 +80,7 @@ static struct attention_shape attention_shape_of(const struct config *c, int B, 
     shape.softcap = (float)c->model.attn_logit_softcapping;
     return shape;
 }
-// Returns the shape of layer l's attention in a pass; its spans are live in this phase.
+// Returns the shape of layer l's attention in a pass; where has_spans, its spans are live in this phase, else NULL.
 static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
     const struct extent e = extent_of(m, pass);
     struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);

@@ -1,7 +1,6 @@
 // The model's state: struct gpt, and its buffers by pass, layer and slot. Layer l's input is the OUT of layer l - 1;
-// the embedding's output is the OUT of layer -1. Functions run in two modes (model/timeline.cuh): when planning, a
-// phase only records the buffers that it touches; when running, it finds them at their planned addresses. A phase
-// fetches all its buffers first (NULL when planning), then runs its ops by RUN.
+// the embedding's output is the OUT of layer -1. Functions run in two modes, planning and running (model/timeline.cuh):
+// a phase fetches all its buffers first (NULL when planning), then runs its ops by RUN.
 #pragma once
 #include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config
@@ -383,11 +382,12 @@ static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
 }
+// Whether the model has this parameter of layer l (-1: of the whole model), and it is not frozen.
 static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns the fp32 gradient of a parameter of layer l; NULL: the parameter is frozen or absent, or when planning.
+// Returns a parameter's fp32 gradient, after zero_begin_gradients of its unit; NULL: frozen or absent, or planning.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }

@@ -1,8 +1,7 @@
 // The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
 //
-// The code of the model runs in two modes. When planning, each phase records which buffers it touches and executes
-// nothing: the memory plan is made from these records. When running, the same code finds the buffers at their planned
-// addresses. A phase:
+// The code of the model runs in two modes. When planning, each phase only records the buffers that it touches, of which
+// the plan is made. When running, the same code finds the buffers at their planned addresses. A phase:
 //
 //     timeline_phase(t, PHASES_FORWARD, layer, "norm 1");   // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
@@ -47,6 +46,7 @@ static const char *group_name(enum phase_group group) {
     };
     return names[group];
 }
+// Returns the group of a pass's forward: in PASS_BACKWARD it is recomputation.
 static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
     case PASS_TRAIN: return PHASES_FORWARD;
@@ -201,8 +201,8 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// Returns the address of a buffer of a packed arena (timeline_pointer), or, when planning, makes it live in this phase
-// and returns NULL. *id: the buffer's in the plan; -1: the first touch, which adds the buffer and reads what follows.
+// Returns the address of a buffer of a packed arena (timeline_pointer) in runs and dry runs; else makes it live in this
+// phase and returns NULL. *id: the buffer's in the plan; -1: the first touch, which adds it and reads what follows.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
