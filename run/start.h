@@ -114,7 +114,7 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over, as copies that nobody frees, what the checkpoint's run began with, unless the command line names that.
+// Takes over what the checkpoint's run began with, unless the command line names a beginning. Texts are never freed.
 // Adapters' base is where they found it, also if the run that --init-from names has newer checkpoints than the base.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
