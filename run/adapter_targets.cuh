@@ -21,7 +21,7 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a block's module; only then *module is set.
+// Whether a tensor of the model's files is the weight of a module that may have an adapter; else *module is not valid.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;

@@ -176,8 +176,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: where the kernels of compute capability 9.0
-// can be used, or the self-check has refused them and mma.sync, which is simpler, can be used.
+// Writes r->flash and r->sm90; ends the program as attention_sm90_reason does. Returns whether auto prefers flash to
+// fused: where compute capability 9.0's kernels can be used, or the self-check refused them and mma.sync's can be used.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -192,7 +192,7 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose compares fused with flash (fused_check), so that flash must be right.
+// Whether attention_choose will compare fused with flash (fused_check), so that the caller must check flash before.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
                                   struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;

@@ -110,7 +110,7 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
     return false;
 }
 // Draws an answer to the turn that chat_feed was given last, and prints the answer as it comes, up to a stop token,
-// --sample-tokens, the end of the KV cache, which the printed tokens join, or a signal.
+// chat->longest tokens or a signal. Printed tokens join the KV cache; the first that has no room there is the last.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -178,7 +178,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets *c's sizes before plan_model: one sequence, a KV cache of --seq-length tokens, the prompt that begins a chat.
+// Replaces, before plan_model, *c's --sample-tokens by --seq-length, the KV cache's; sets one sequence, prompt_tokens.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;

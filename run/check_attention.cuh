@@ -82,7 +82,7 @@ static void *judge_upload(const void *host, size_t bytes, struct device *dev) {
     device_synchronize(dev);
     return memory;
 }
-// Returns rope_table's table (T, D) for heads like the shape's, on the host; the caller frees it.
+// Returns rope_table's table (T, D), `bytes` long, for heads like the shape's, on the host; the caller frees the table.
 static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
     const struct rope_settings settings = rope_unscaled(shape->head_dim, 10000);
     float *const rotary = (float *)judge_memory(bytes);
@@ -294,7 +294,7 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
-// Sets s->factors (s->count) to dropout's factors of query head h at token t of sequence b; without dropout to 1.
+// Sets s->factors (s->count, of keys from s->first) to dropout's of query head h, token t, sequence b; without it to 1.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)

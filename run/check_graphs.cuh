@@ -46,8 +46,8 @@ static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step on the batch and returns its loss and gradients' squares; activations and gradients
-// are overwritten, and the count of micro-steps stays. Waits for the device. Every rank calls this.
+// Runs the step's first micro-step and returns its loss and this rank's squares (0: gradients incomplete). Activations,
+// gradients and FP8's scales change, the count of micro-steps stays. Waits for the device. Every rank calls this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;

@@ -124,9 +124,9 @@ static void check_cuda(bool plans) {
              plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
-// Ends the job where ranks run programs of different commits; or, at stage 0 on CPUs, programs compiled for different
-// instructions. At stage 0 every rank updates all parameters, and nothing promises that the updates stay equal, though
-// they did between x86-64-v3 and AVX-512. At other stages a rank takes over what others update. Every rank calls this.
+// Ends the job where ranks run programs of different commits; or, in training at stage 0 on CPUs, of other instructions
+// (cpu_engine has set them). At stage 0 every rank updates all parameters, and nothing promises that these stay equal,
+// though x86-64-v3's and AVX-512's did. At other stages a rank takes over what others update. Every rank calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);

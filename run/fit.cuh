@@ -285,7 +285,7 @@ static void fit_suggest_stages(struct fit_advice *a) {
     }
 }
 
-// Suggests smaller micro-batches, down to the first that fits, chunks of MLP and logits, and half the sequence length.
+// Suggests smaller micro-batches to the first that fits, 1 with full recomputation, chunks, and half the sequence.
 static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

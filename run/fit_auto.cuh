@@ -68,7 +68,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice and returns what it takes, for struct fit_space's `plan`. context: a struct fit_auto.
+// Plans a choice and returns what it takes (not `placed`: at least), for fit_space's `plan`. context: a struct fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;

@@ -24,15 +24,14 @@ struct fit_time {
 // Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of the device, or of the GPU that --plan-gpu names: by data sheet, or measured in `room` bytes or
-// fewer, freed again. flops 0: nothing can be predicted; with auto that ends the program.
+// Returns the rates of the device or --plan-gpu's: by data sheet, else measured in at most `room` bytes, freed again,
+// or, with --plan, guessed. flops 0: --plan-gpu's sheet has none, and nothing is predicted; with auto ends the program.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
 
-// Returns the matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu
-// target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30);
-// on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
+// Returns the matmul flops that take as long as one byte of memory traffic, where only flops were measured: two cores'
+// 330 GFLOP/s (bf16 with AMX: 1800) to 30 GB/s; an H200's 67 TFLOP/s, by its data sheet, (bf16: 790) to 4.3 TB/s.
 static double fit_flops_per_byte(const struct device *dev) {
     const bool bf16 = sizeof(floatX) == 2;
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
@@ -224,6 +223,7 @@ static double fit_update_traffic(const struct gpt *m) {
            2 * elements * config_main_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
+// Returns the seconds of the update on the device, its memory traffic and Muon's products, without copies over the bus.
 static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
     return fit_update_traffic(m) / r->traffic + m->muon.rank_flops / r->flops;
 }

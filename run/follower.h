@@ -21,7 +21,7 @@ struct follower {
     int run_end; // the pipe's end that this process holds
 };
 
-// path = scripts/follow.py in a folder above this program's, or in share/train_gpt/ there. Returns false: neither is.
+// path = scripts/follow.py or share/train_gpt/follow.py in the program's folder or one of three above; false: in none.
 static bool follower_find(char path[PATH_MAX]) {
     enum { ABOVE = 4 };
     static const char *const places[] = {"scripts/follow.py", "share/train_gpt/follow.py"};

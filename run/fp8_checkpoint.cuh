@@ -88,8 +88,8 @@ static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const
     }
     return false;
 }
-// Loads the scales and histories from a checkpoint's open optimizer.safetensors; *found: the file has all that this run
-// wants. Loads nothing where this run's scales are not delayed. Waits for the device. Returns NULL, or what is wrong.
+// Loads what an open optimizer.safetensors has of the scales and histories, and zeroes the rest; if it has none, loads
+// nothing. *found: it has all; false where this run delays none. Waits for the device. Returns NULL, or what is wrong.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);

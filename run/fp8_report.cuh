@@ -32,7 +32,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Writes to text what of attention is in FP8, and why only so much; returns text.
+// Returns in words what of attention is in FP8, and why only so much: in `text`, or a constant.
 static const char *fp8_describe_attention(char text[FP8_TEXT], const struct config *c) {
     switch (config_attention_in_fp8(c)) {
     case FP8_ATTENTION_NONE: return "attention, norms, embedding and head in bf16";

@@ -122,8 +122,8 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes the prompts of --generate into r->samples, each --sample-count times with room for --sample-tokens more, and
-// sets r->prompt_tokens and the sizes in *c on which the plan depends. Tokenizer and vocabulary are open.
+// Encodes --generate's prompts into new r->samples, each --sample-count times, and sets r->prompt_tokens. For the plan,
+// *c's --sample-tokens and --seq-length become the longest prompt and its new tokens. Tokenizer, vocabulary are open.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
