@@ -347,7 +347,7 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head), in double, and zeros after it.
+// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head), then zeros; overwrites *s.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;

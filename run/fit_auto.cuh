@@ -28,7 +28,7 @@ struct fit_alternative {
     double seconds;
     char text[320];
 };
-// Returns what fit_choose would choose of f's options within the limits; nothing is changed. rates->flops is not 0.
+// Returns what fit_choose would choose on one rank of f's options within the limits; changes none. rates->flops: not 0.
 static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
                                                  const struct fit_rates *rates);
 
@@ -68,7 +68,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice and returns what it takes (not `placed`: at least), for fit_space's `plan`. context: a struct fit_auto.
+// Plans a choice and returns what it takes (not `placed`: at least), for fit_space's `plan`. context: the fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;

@@ -92,7 +92,7 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Returns the factor of a micro-step's time: between factors of no and of most offloaded layers, nearer the smaller.
+// Returns a micro-step's time over the formula's: between those learned with no and with most layers offloaded.
 static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
@@ -340,7 +340,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node's choice, unplaced, in a second call placed. Where it does not fit, sets another percentage or drops it.
+// Plans a node's choice of known groups: unplaced, in a second call placed. A misfit changes percentage, or is out.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;

@@ -47,8 +47,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), which was false, the tensors that --freeze names, and the
-// biases of the weights among them. Ends the program where a pattern matches no tensor, or nothing is left to train.
+// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), which was false, the tensors that --freeze names, and
+// their biases. Ends the program where a pattern matches none, or only a part of a parameter, or nothing would train.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));
