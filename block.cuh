@@ -1,7 +1,7 @@
 // One transformer block: its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
 #include "model/attend.cuh" // make_qkv, attend, attend_backward, qkv_backward
-#include "model/branch.cuh" // branch_norm, branch_end, projection_output_gradient, branch_input_backward
+#include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
 // Calls use_unit for a layer that makes any activation; in a forward pass begins to fetch the next unit's parameters.
@@ -26,7 +26,7 @@ static void block_units(struct at at) {
 // crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
 // layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
-    const uint32_t made = produce & activation_present(&m->shape.layer) & ~left_to_ranges(m, pass, l, produce);
+    const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
     block_units(at);
 
@@ -49,7 +49,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 // block_backward ends the branch after attention's backward.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
-    mlp_backward(at, projection_output_gradient(at, &MLP_BRANCH));
+    mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
         branch_input_backward(at, &MLP_BRANCH); // d_residual: OUT's gradient -> MID's
 }
@@ -57,7 +57,7 @@ static void mlp_branch_backward(struct at at) {
 static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
     phase(at.m, PHASES_BACKWARD, at.l, "mlp");
-    added_backward(at, &MLP_BRANCH, NULL);
+    addend_gradient(at, &MLP_BRANCH, NULL);
     struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
     while (at_next(&range, &loop)) {
         branch_norm(range, &MLP_BRANCH);
@@ -82,7 +82,7 @@ static void block_backward(struct gpt *m, int l) {
         mlp_branch_backward(at);
 
     // MID's gradient -> D_ATT -> D_QKV, RoPE undone. Reads QKV, ATT, the log-sum-exp; for the weights' gradient ATT.
-    attend_backward(at, projection_output_gradient(at, &ATTENTION_BRANCH));
+    attend_backward(at, begin_projection_backward(at, &ATTENTION_BRANCH));
     qkv_backward(at);                             // D_QKV -> D_NORM1; reads NORM1 for the weights' gradient
     branch_input_backward(at, &ATTENTION_BRANCH); // d_residual: MID's gradient -> the layer input's
     if (m->shape.layer.parallel)

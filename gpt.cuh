@@ -15,7 +15,7 @@
 // ---- The step ----
 
 // Enqueues what graphs record of the uploaded batch: forward, backward of scale / (B * T) times its losses, reductions.
-static void forward_backward(struct gpt *m, double scale) {
+static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
     if (m->fp8.scales)
@@ -58,7 +58,7 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, optimizer_compute_weight_amaxes(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
-    return enqueue_recorded(m, index, forward_backward, scale);
+    return enqueue_recorded(m, index, recorded_micro_step, scale);
 }
 // Enqueues forward and backward of micro-batch `index`, from 0 on in turn, of m->steps.of_step, which the caller sets.
 // At index 0 gradients of scale / (B * T) times its losses' sum overwrite the last step's, else they add to the sum.
@@ -118,7 +118,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, fp8_scales_update(m->fp8.scales + delayed.first, m->fp8.history, &m->io.results->check, m->io.reports,
                                  m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), delayed.count,
                                  delayed.delay, delayed.order, m->dev));
-    RUN(m, fp8_look_for_scales(&m->fp8, m->dev));
+    RUN(m, fp8_update_calibrates(&m->fp8, m->dev));
     phase(m, PHASES_UPDATE, -1, "adamw");
     void *slots = optimizer_slots(&m->optimizer, true);
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->io.results->check, slots));

@@ -209,7 +209,7 @@ static size_t plan_rounded(const struct plan_buffer *buffer) {
     return plan_sum(buffer->bytes, PLAN_ALIGNMENT - 1, buffer->name) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
-static void plan_copy_name(char *out, const char *name) {
+static void plan_cut_name(char *out, const char *name) {
     const size_t n = strnlen(name, PLAN_NAME_CHARS - 1);
     memcpy(out, name, n);
     out[n] = 0;
@@ -222,7 +222,7 @@ static int plan_category(struct plan *plan, const char *name) {
             return i;
     plan->categories = (char(*)[PLAN_NAME_CHARS])plan_grow(plan->categories, plan->category_count,
                                                            &plan->category_capacity, sizeof *plan->categories);
-    plan_copy_name(plan->categories[plan->category_count], name);
+    plan_cut_name(plan->categories[plan->category_count], name);
     return plan->category_count++;
 }
 
@@ -231,7 +231,7 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
     plan->buffers = (struct plan_buffer *)plan_grow(plan->buffers, plan->count, &plan->capacity, sizeof *plan->buffers);
     struct plan_buffer *buffer = &plan->buffers[plan->count];
     memset(buffer, 0, sizeof *buffer);
-    plan_copy_name(buffer->name, name);
+    plan_cut_name(buffer->name, name);
     buffer->category = plan_category(plan, category);
     buffer->layer = layer;
     buffer->bytes = bytes;
@@ -246,7 +246,7 @@ static int plan_phase(struct plan *plan, int group, int layer, const char *name)
     struct plan_phase *phase = &plan->phases[plan->phase_count];
     phase->group = group;
     phase->layer = layer;
-    plan_copy_name(phase->name, name);
+    plan_cut_name(phase->name, name);
     return plan->phase_count++;
 }
 
@@ -283,7 +283,7 @@ static int plan_transfer(struct plan *plan, enum transfer_direction direction, c
     transfer->waited_phase = -1;
     transfer->direction = direction;
     transfer->bytes = bytes;
-    plan_copy_name(transfer->name, name);
+    plan_cut_name(transfer->name, name);
     return plan->transfer_count - 1;
 }
 

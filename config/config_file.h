@@ -48,7 +48,7 @@ static inline bool config_is_beginning(int row) {
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
 // Whether "given" is to name a row's option: typed, chosen by auto or found; not --config, --out and others of one run.
-static inline bool config_file_gives(const struct config *config, int row) {
+static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
     const bool by_auto = config->asked && config->asked->recompute.recompute_granularity == RECOMPUTE_AUTO &&
@@ -69,12 +69,13 @@ static inline void config_write_json(const struct config *config, const char *pa
     options_write_json(&config_options, config, &json);
     json_array_begin(&json, CONFIG_FILE_GIVEN);
     for (int row = 0; row < CONFIG_ROWS; row++)
-        if (config_rows[row].kind != OPTION_GROUP && config_file_gives(config, row))
+        if (config_rows[row].kind != OPTION_GROUP && config_file_lists_as_given(config, row))
             json_str(&json, NULL, config_rows[row].name);
     json_array_end(&json);
     json_object_begin(&json, CONFIG_FILE_LEFT_OPEN);
     for (int row = 0; row < CONFIG_ROWS; row++)
-        if (config_rows[row].kind != OPTION_GROUP && !config_file_gives(config, row) && !config_is_default(config, row))
+        if (config_rows[row].kind != OPTION_GROUP && !config_file_lists_as_given(config, row) &&
+            !config_is_default(config, row))
             option_write_json(&config_rows[row], config, &json);
     json_object_end(&json);
     json_object_end(&json);

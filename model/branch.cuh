@@ -96,16 +96,16 @@ static bool attention_sum_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
 // Whether there is a norm before a branch, and its output is wanted, as the input of the branch's first layer.
-static bool norm_makes_input(struct at at, const struct branch *b) {
+static bool norm_output_is_wanted(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
 // Whether the norm before a branch, or its statistics, is wanted.
 static bool norm_is_wanted(struct at at, const struct branch *b) {
-    return norm_makes_input(at, b) || produces(at, 1u << b->before_statistics);
+    return norm_output_is_wanted(at, b) || produces(at, 1u << b->before_statistics);
 }
 // Returns where the norm before a branch writes; data NULL: only statistics are wanted, or planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
-    return norm_makes_input(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
+    return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
 // Normalizes a branch's input, in a phase of its own, where wanted and where no addition did it (fused_norm).
 static void branch_norm(struct at at, const struct branch *b) {
@@ -212,7 +212,7 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // Makes, in this phase, and returns the gradient (rows, C) of what a branch adds to the stream; for a range a call for
 // all tokens has made it. Without dropout and multiplier returns d_residual_rows. partial: column sums; NULL: not made.
-static const floatX *added_backward(struct at at, const struct branch *b, float *partial) {
+static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
         return d_residual_rows(at);
@@ -225,20 +225,20 @@ static const floatX *added_backward(struct at at, const struct branch *b, float 
     return dadded;
 }
 // Opens the phase of a branch's last linear layer, after any norm's backward; returns the output's gradient (rows, C).
-static const floatX *projection_output_gradient(struct at at, const struct branch *b) {
+static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
     const char *name = linear_row(b->output, &m->shape.layer).name;
     if (!m->shape.layer.norm_after) {
         phase_at(at, PHASES_BACKWARD, name);
-        return added_backward(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
+        return addend_gradient(at, b, bias_partial(m, at.l, b->output, BIAS_BY_RESIDUAL));
     }
     phase_at(at, PHASES_BACKWARD, b->after_name);
     const floatX *projection = rows_of(at, b->projection);
     const struct norm_stats stats = norm_stats_of(at, b->after_statistics);
     if (at.ranged & 1u << b->after_statistics)
         norm(at, plain_sink(NULL), stats, projection, b->after_weights);
-    const floatX *dadded = added_backward(at, b, NULL);
+    const floatX *dadded = addend_gradient(at, b, NULL);
     struct sink dproj = plain_sink(NULL);
     dproj.sums = bias_partial(m, at.l, b->output, BIAS_BY_NORM);
     dproj.data = d_rows(at, b->d_projection, C);

@@ -237,7 +237,7 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 
 // Looks whether any scale that attention needs beforehand is still unknown (`calibrates`), after the update of a step
 // that looked for them itself. Waits for the device; does nothing once all are known.
-static void fp8_look_for_scales(struct fp8_state *f, struct device *dev) {
+static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
@@ -280,5 +280,5 @@ static void fp8_state_upload(struct fp8_state *f, const float *from, struct devi
     device_synchronize(dev);
     free(scales);
     f->calibrates = f->attention_tensors > 0;
-    fp8_look_for_scales(f, dev);
+    fp8_update_calibrates(f, dev);
 }

@@ -195,7 +195,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
-        m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // added_backward is the stream's gradient
+        m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // addend_gradient is the stream's gradient
     switch (linear_row(linear, s).gradient_by) {
     case GRADIENT_BY_ATTENTION: return s->qk_statistics == 0;
     case GRADIENT_BY_STREAM: return s->norm_after || (stream && !(linear == LINEAR_ATT_PROJ && s->parallel));

@@ -43,7 +43,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
 }
 
 // Uploads inputs and positions (B) of new tokens or, in a prefill, lengths of prompts, in a phase of its own.
-static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
+static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
     RUN(m, upload_integers(m, to, pinned, positions, m->generation.sequences));
@@ -55,7 +55,7 @@ static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs,
 // prompts, (sequences, Vp) in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
-    upload_prompts(m, PASS_PREFILL, tokens, lengths);
+    upload_generation_inputs(m, PASS_PREFILL, tokens, lengths);
     kv_cache_touch(m);
     embed(m, PASS_PREFILL);
     for (int l = 0; l < m->shape.L; l++)
@@ -68,7 +68,7 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
 // memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
-    upload_prompts(m, PASS_GENERATE, tokens, positions);
+    upload_generation_inputs(m, PASS_GENERATE, tokens, positions);
     embed(m, PASS_GENERATE);
     for (int l = 0; l < m->shape.L; l++)
         block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);

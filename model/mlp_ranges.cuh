@@ -15,7 +15,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
 // Returns what block_forward, asked for `produce` in backward, leaves to the ranges; 0: nothing, or no ranges.
-static uint32_t left_to_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
+static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);

@@ -5,7 +5,7 @@
 #include "model/state.cuh"           // struct gpt
 
 // Whether the current micro-step, number `index` of its step, has collectives, which no graph holds.
-static bool has_collectives(const struct gpt *m, int index) {
+static bool micro_step_has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
@@ -58,7 +58,7 @@ static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, do
         gpt_free_graphs(m); // the batch has grown: all kinds, also those that will not run again
         m->steps.graphs_scale = scale;
     }
-    if (!has_collectives(m, index))
+    if (!micro_step_has_collectives(m, index))
         return enqueue_as_graph(m, graph, work, scale);
     enqueue_as_segments(m, graph, work, scale);
     return true;

@@ -282,7 +282,7 @@ struct muon_moves {
     struct exchange_message *sends, *receives;
     int num_sends, num_receives;
 };
-static void muon_message(struct exchange_message *list, int *count, int rank, floatX *data, int64_t n) {
+static void muon_add_message(struct exchange_message *list, int *count, int rank, floatX *data, int64_t n) {
     list[*count].rank = rank;
     list[*count].data = data;
     list[(*count)++].bytes = (size_t)n * sizeof *data;
@@ -296,10 +296,10 @@ static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_w
         const struct muon_matrix *m = &u->matrices[k];
         int64_t at = m->begin, n;
         for (; (n = matrix_next(u, m, s->rank, &at)) > 0; at += n)
-            muon_message(moves.sends, &moves.num_sends, m->owner, muon_update_at(u, w, update, at), n);
+            muon_add_message(moves.sends, &moves.num_sends, m->owner, muon_update_at(u, w, update, at), n);
         for (int r = 0; r < s->ranks && m->owner == s->rank; r++)
             for (at = m->begin; (n = matrix_next(u, m, r, &at)) > 0; at += n)
-                muon_message(moves.receives, &moves.num_receives, r, whole + m->place + (at - m->begin), n);
+                muon_add_message(moves.receives, &moves.num_receives, r, whole + m->place + (at - m->begin), n);
     }
     return moves;
 }
@@ -312,9 +312,9 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
         floatX *const at = update + (m->begin - w->place);
         for (int r = 0; r < s->ranks; r++)
             if (r != s->rank && m->owner == s->rank)
-                muon_message(moves.sends, &moves.num_sends, r, at, matrix_elements(m));
+                muon_add_message(moves.sends, &moves.num_sends, r, at, matrix_elements(m));
         if (m->owner != s->rank)
-            muon_message(moves.receives, &moves.num_receives, m->owner, at, matrix_elements(m));
+            muon_add_message(moves.receives, &moves.num_receives, m->owner, at, matrix_elements(m));
     }
     return moves;
 }

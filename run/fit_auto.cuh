@@ -208,7 +208,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     for (int percent = 0; percent < FIT_PERCENTAGES; percent++)
         a->space.states_bytes[i][percent] = (double)optimizer_bytes_from(
             &m->optimizer, optimizer_cut(&m->optimizer, percent == given ? fraction : percent / 100.0));
-    a->space.update_s[i] = fit_update_s(m, a->rates);
+    a->space.update_s[i] = fit_update_device_s(m, a->rates);
     gpt_destroy(m);
 }
 // Sets all estimates of a->space, and of each format. The formats are listed.

@@ -93,7 +93,7 @@ static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
 // Returns a micro-step's time over the formula's: between those learned with no and with most layers offloaded.
-static double fit_slower(const struct fit_queue *q, const struct fit_choice *c, int kind) {
+static double fit_micro_step_factor(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
@@ -139,9 +139,9 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     if (n->known > FIT_BY_FORMULA)
         o.device = fit_device_bytes(q, &n->c, k);
     if (n->known == FIT_BY_GROUP) {
-        double slower = fit_slower(q, &n->c, k);
-        if (mixed && fit_slower(q, &n->c, k + 1) < slower)
-            slower = fit_slower(q, &n->c, k + 1);
+        double slower = fit_micro_step_factor(q, &n->c, k);
+        if (mixed && fit_micro_step_factor(q, &n->c, k + 1) < slower)
+            slower = fit_micro_step_factor(q, &n->c, k + 1);
         o.seconds += s->micro_steps * e.micro_step_s * (slower - 1);
     }
     if (n->known == FIT_BY_FORMULA)

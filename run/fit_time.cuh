@@ -224,7 +224,7 @@ static double fit_update_traffic(const struct gpt *m) {
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
 // Returns the seconds of the update on the device, its memory traffic and Muon's products, without copies over the bus.
-static double fit_update_s(const struct gpt *m, const struct fit_rates *r) {
+static double fit_update_device_s(const struct gpt *m, const struct fit_rates *r) {
     return fit_update_traffic(m) / r->traffic + m->muon.rank_flops / r->flops;
 }
 
@@ -246,7 +246,8 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     for (int i = 0; i < plan->transfer_count; i++)
         if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
             moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
-    time.update_s = fit_update_on_bus_s(fit_update_s(m, r), moved[TRANSFER_TO_HOST], moved[TRANSFER_TO_DEVICE], &bus);
+    time.update_s =
+        fit_update_on_bus_s(fit_update_device_s(m, r), moved[TRANSFER_TO_HOST], moved[TRANSFER_TO_DEVICE], &bus);
     gpt_step_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];

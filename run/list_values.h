@@ -6,7 +6,7 @@
 #include <string.h>        // strncmp
 
 // Returns the value of the option `name` in a preset; "": the preset does not set it.
-static const char *preset_setting(const struct preset *preset, const char *name) {
+static const char *preset_setting_or_empty(const struct preset *preset, const char *name) {
     const size_t length = strlen(name);
     const char *value = "";
     for (int i = 0; preset->settings[i]; i++)
@@ -17,9 +17,9 @@ static const char *preset_setting(const struct preset *preset, const char *name)
 static void presets_print(void) {
     printf("%-16s %6s %11s %10s %10s\n", "preset", "layers", "hidden size", "vocabulary", "seq-length");
     for (int i = 0; i < CONFIG_PRESETS; i++)
-        printf("%-16s %6s %11s %10s %10s\n", presets[i].name, preset_setting(&presets[i], "num-layers"),
-               preset_setting(&presets[i], "hidden-size"), preset_setting(&presets[i], "vocab-size"),
-               preset_setting(&presets[i], "seq-length"));
+        printf("%-16s %6s %11s %10s %10s\n", presets[i].name, preset_setting_or_empty(&presets[i], "num-layers"),
+               preset_setting_or_empty(&presets[i], "hidden-size"), preset_setting_or_empty(&presets[i], "vocab-size"),
+               preset_setting_or_empty(&presets[i], "seq-length"));
 }
 
 // Prints what the option of a row may be on stdout. Returns false, and prints nothing, where the help says it.

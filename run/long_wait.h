@@ -24,7 +24,7 @@ static bool long_wait_is_over(const struct long_wait *watch) {
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
 }
 // Calls say_it once in each wait that lasts too long, until long_wait_close; a thread's function. argument: the watch.
-static void *long_wait_watch(void *argument) {
+static void *long_wait_main(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);
     while (!watch->ends) {
@@ -55,7 +55,7 @@ static struct long_wait *long_wait_open(double seconds, void (*say_it)(double se
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&watch->changed, &clock);
     pthread_condattr_destroy(&clock);
-    const bool started = signals_start_thread(&watch->thread, long_wait_watch, watch) == 0;
+    const bool started = signals_start_thread(&watch->thread, long_wait_main, watch) == 0;
     if (started)
         return watch;
     pthread_cond_destroy(&watch->changed);

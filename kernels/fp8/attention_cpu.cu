@@ -61,7 +61,7 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 // Returns the values of the codes of fp8_encode, but that no zero is negative. Adding 1.5 2^23 times the unit in the
 // last place of a value, or of the format's subnormals, rounds it to that unit, ties to even.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
-    const struct fp8_bits f = fp8_bits_of(format);
+    const struct fp8_precision f = fp8_precision_of(format);
     const float largest = fp8_largest(format), subnormal = format == FP8_E4M3 ? 0x1.8p14f : 0x1.8p7f;
     const vec limited = vec_max(vec_set(-largest), vec_min(vec_set(largest), x)); // a NaN stays
     const vec_words unit = (((vec_words)limited & 0x7f800000u) | 0x400000u) + ((uint32_t)(23 - f.mantissa) << 23);

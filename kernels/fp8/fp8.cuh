@@ -116,11 +116,11 @@ struct fp8_cast {
 // ---- formats, computed ----
 
 // A format's mantissa bits, and the exponent of its smallest normal number.
-struct fp8_bits {
+struct fp8_precision {
     int mantissa, least;
 };
-HOST_DEVICE struct fp8_bits fp8_bits_of(enum fp8_format format) {
-    struct fp8_bits bits = {3, -6};
+HOST_DEVICE struct fp8_precision fp8_precision_of(enum fp8_format format) {
+    struct fp8_precision bits = {3, -6};
     switch (format) {
     case FP8_E4M3: break;
     case FP8_E5M2:
@@ -132,7 +132,7 @@ HOST_DEVICE struct fp8_bits fp8_bits_of(enum fp8_format format) {
 }
 
 HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format) {
-    const struct fp8_bits f = fp8_bits_of(format);
+    const struct fp8_precision f = fp8_precision_of(format);
     uint32_t bits, sign, magnitude;
     memcpy(&bits, &x, sizeof bits);
     sign = bits >> 24 & 0x80u;
@@ -161,7 +161,7 @@ HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format) {
 }
 
 HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format) {
-    const struct fp8_bits f = fp8_bits_of(format);
+    const struct fp8_precision f = fp8_precision_of(format);
     const uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu;
     const uint32_t exponent = magnitude >> f.mantissa;
     uint32_t bits;

@@ -358,7 +358,7 @@ ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) 
 
 // Returns the codes of fp8_encode, one in each word's lowest byte.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
-    const struct fp8_bits f = fp8_bits_of(format);
+    const struct fp8_precision f = fp8_precision_of(format);
     const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
               least = vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
     const int drop = 23 - f.mantissa;
