@@ -33,7 +33,7 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
                                                 struct device *dev);
 // Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). Ends the
 // program where the backend has no such shape or dropout. amax (1): merges the largest magnitude of out
-// (kernels/amax.cuh); NULL: not taken. workspace: attention_forward_workspace_bytes.
+// (kernels/amax.cuh); NULL: not taken. saved: for backward. workspace: attention_forward_workspace_bytes.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -259,11 +259,11 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
                               struct device *dev) {
     attention_row_of_call(backend, shape, dropout, dev)->forward(out, saved, qkv, shape, dropout, amax, workspace, dev);
 }
-// Returns what a backward that attention_undo_rope follows takes as its amax: the last pass over dqkv takes options.amax.
+// Returns the amax of a backward before attention_undo_rope: NULL with options.rotary, as undoing takes options.amax.
 static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
     return options.rotary ? NULL : options.amax;
 }
-// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D), where q and k were rotated.
+// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D) in place and takes options.amax; without options.rotary does neither.
 static void attention_undo_rope(floatX *dqkv, struct attention_backward_options options, struct attention_shape shape,
                                 struct device *dev) {
     if (options.rotary)

@@ -355,7 +355,7 @@ static void dataloader_open_files(struct dataloader *loader, char **paths, int c
     }
 }
 
-// Finds and opens the files of all parts of the mixture. Ends the program where files can't be used.
+// Opens the files and the order of samples of all parts of the mixture. Ends the program where files can't be used.
 static void dataloader_open_parts(struct dataloader *loader, uint64_t seed, bool shuffle) {
     const int parts = loader->mixture.count;
     loader->parts = (struct data_part *)dataloader_alloc(loader->option, (size_t)parts, sizeof *loader->parts);
@@ -480,7 +480,7 @@ struct token_batch {
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Fills row b of a batch from a sample, tokens (T+1), and reader_read's documents (T+1), unused with BOUNDARY_NONE.
+// Fills row b from reader_read's tokens (T+1) and documents (T+1; BOUNDARY_NONE: unused); a masked target becomes -1.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -520,7 +520,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Takes B samples from the ring into a batch, for which it waits; the position stays. A bad sample ends the program.
+// Waits for B samples of the thread's ring, restarted for a new B; position stays. A bad sample ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B

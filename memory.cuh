@@ -122,7 +122,7 @@ static int plan_phase(struct plan *plan, int group, int layer, const char *name)
 // loop and also before or after it is live in all phases of the loop.
 static void plan_add_loop(struct plan *plan, int first);
 
-// Extends a buffer's life from its first touch to the current phase. A negative id (no such buffer) is ignored.
+// Makes a buffer live from its first touch to the current phase; without a phase begins one. Ignores a negative id.
 static void plan_touch(struct plan *plan, int id);
 
 // Records that the current phase begins a copy. Returns its index in plan->transfers; the caller sets waited_phase.

@@ -129,7 +129,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Prints the validation loss, and scores of tasks and texts. Returns the exit status. All ranks call this.
+// Prints the validation loss, and scores of tasks and texts. Returns EXIT_STOPPED if cut short. All ranks call this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -154,7 +154,7 @@ static int run_generation(struct run *r, int new_tokens) {
     return generate_only(r, new_tokens);
 }
 
-// Answers the turns of --chat by at most new_tokens tokens each. Returns the exit status.
+// Loads the planned model and answers the turns of --chat by at most new_tokens tokens each. Returns the exit status.
 static int run_chat(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

@@ -148,7 +148,7 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns the first tick of the next segment after the one of tick `tick`, its first; -1: there is none.
+// Returns where the segment after the one that begins in `tick` begins; -1: there is none.
 static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
