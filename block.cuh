@@ -4,7 +4,7 @@
 #include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Calls use_unit for a layer that makes any activation; in a forward pass begins to fetch the next unit's parameters.
+// Calls use_unit if the layer makes activations. Forward begins to fetch the next unit; training, the head's gradients.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);

@@ -316,9 +316,9 @@ struct recompute_policy {
 static struct recompute_policy policy_none(int num_layers);
 // Returns a full, uniform policy, for policy_free: groups of `group` layers (the last may be short) keep their input.
 static struct recompute_policy policy_uniform(int num_layers, int group);
-// Returns a full, block policy: the first n layers keep only their input. policy_free frees it.
+// Returns a full, block policy, for policy_free: the first n layers keep only their output (OUT), the others all.
 static struct recompute_policy policy_block(int num_layers, int n);
-// Returns a full policy: the layers of a list such as 0-3,8 keep only their input; policy_free frees it. A malformed
+// Returns a full policy, for policy_free: layers of a list such as 0-3,8 keep only OUT, the others all. A malformed
 // list, or one with layers that the model does not have, ends the program.
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
 // Returns a selective policy: all layers drop the activations of a set of modules. policy_free frees it.
@@ -340,7 +340,7 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the flops per token to compute a set of a layer's activations. A byte of traffic counts `flops_per_byte`.
+// Returns the flops per token to make a set of a layer's activations, a byte as `flops_per_byte`; SOFTMAX adds ATT.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks
