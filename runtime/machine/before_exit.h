@@ -6,6 +6,6 @@ __BEGIN_DECLS
 // Sets the function, which waits up to `seconds` for what is under way. Every exit() calls it, with 120 s, and
 // before_exit_finish does: from any thread and perhaps more than once.
 void before_exit_set(void (*finish)(double seconds));
-// Calls the function with `seconds`, where one is set. To be called before _exit(), which calls nothing.
+// Calls before_exit_set's function, if one is set, which waits up to `seconds`. For use before _exit(): it calls none.
 void before_exit_finish(double seconds);
 __END_DECLS

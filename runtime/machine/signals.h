@@ -9,8 +9,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers. Called by the process's first thread, to which the kernel delivers its signals. SIGINT, SIGHUP
-// and SIGXCPU stay ignored where they are: a shell starts background jobs with SIGINT ignored, nohup without SIGHUP.
+// Makes SIGUSR1 ask for a save, and SIGTERM, SIGINT, SIGHUP and SIGXCPU for a stop; the last three stay ignored where
+// they are, as by nohup. Ignores SIGPIPE and SIGXFSZ. Called by the first thread, which the kernel sends signals to.
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. SIGUSR1 during a save asks for another.
 bool signals_take_save_request(void);

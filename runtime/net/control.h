@@ -50,9 +50,9 @@ void control_all_gather(struct control *c, void *all, const void *mine, size_t b
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// Tells the watch, from any thread, that one more collective begins; all ranks begin the same ones in the same order.
+// Tells the watch, from any thread, that a collective begins, in the same order on all ranks. c NULL: does nothing.
 void control_collective_begun(struct control *c, const char *name);
-// Tells the watch, from any thread, that the oldest collective is done.
+// Tells the watch, from any thread, that the oldest collective is done. c NULL: does nothing.
 void control_collective_done(struct control *c);
 // Sets what the thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. On return the
 // previous poll no longer runs, and its context may be freed.

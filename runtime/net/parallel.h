@@ -21,12 +21,12 @@ const char *parallel_open(struct parallel *p, const char *rendezvous, const char
                           struct error_text *error);
 // Opens the data connections of several ranks, each of which calls it. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
-// Closes all connections; returns when all ranks have called it.
+// Runs the work that waits, closes all connections and ends MPI; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
 // Returns the largest `value` of any rank; every rank calls this and those below. what: for messages. p NULL: one rank.
 int parallel_largest(struct parallel *p, int value, const char *what);
-// Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
+// Waits, without a timeout, until all ranks have called it: one may write a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
 // Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the

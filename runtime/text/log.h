@@ -80,12 +80,12 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
 void log_open_events(struct log *log, const char *folder, int64_t first_step);
 // Logs a finished step: its object in log.jsonl, its progress line.
 void log_step(struct log *log, const struct log_step *s);
-// Logs a validation after the step's object was written, as an object with the step and the loss.
+// Logs a validation, after the step's object, as an object with the step and the loss. Without log.jsonl does nothing.
 void log_val_loss(struct log *log, int64_t step, double loss);
 // Logs {"step": step, key: {...}}; `write`, given `context`, writes the inner members. Without log.jsonl does nothing.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
-// Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.
+// Ends the progress line and prints a line, whose newline it adds, on stdout: a validation, a sample.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Ends the progress line; to be called before something else is printed.
 void log_end_line(struct log *log);
