@@ -158,7 +158,7 @@ struct arenas {
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// Returns the address of a buffer; NULL for a negative id, before arenas_allocate, and for a buffer without bytes.
+// Returns the address of a buffer; NULL: id -1, before arenas_allocate, or no byte of the arena is the buffer's.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
 // Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.

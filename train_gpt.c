@@ -129,7 +129,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Prints the validation loss, and scores of tasks and texts. Returns EXIT_STOPPED if cut short. All ranks call this.
+// Prints the validation loss, scores of tasks and texts. Returns EXIT_SUCCESS or EXIT_STOPPED. All ranks call this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
