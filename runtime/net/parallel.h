@@ -19,7 +19,7 @@ __BEGIN_DECLS
 // in launch_read_secret. timeout_s: as in control_open. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens the data connections of several ranks, each of which calls it. Returns NULL, or what is wrong, in `error`.
+// Opens the data connections of several ranks and starts p->work; each rank calls it. Returns NULL or the problem.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Runs the work that waits, closes all connections and ends MPI; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
@@ -32,6 +32,6 @@ enum { PARALLEL_MAX_TEXT = 64 << 20 };
 // Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the
 // other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. patient: the timeout does not apply.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
-// Ends the job where a line of a rank's text differs from rank 0's, with a message that has both; every rank calls it.
+// Ends the job, printing both, where a line of a rank's text is not rank 0's. Every rank calls it. p NULL: no effect.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS
