@@ -22,8 +22,8 @@ static bool part_is_kept(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// Finds the next range of [*at, end) that this rank writes, where optimizer_copy_writes: sets *at to the range's first
-// element, *place to the element's index in this rank's part. Returns the number of elements; 0: nothing is left.
+// Finds the next range of [*at, end) that this rank writes, where optimizer_copy_writes: sets *at to the range's begin
+// and *place to the index of *at in this rank's part. Returns the length, which the caller adds to *at; 0: nothing.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
@@ -53,7 +53,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Adds the copy's buffers, one for each part that is kept, to the plan, after optimizer_plan; without `keeps` none.
+// Sets c->keeps; with `keeps` plans, after optimizer_plan, a buffer in host memory for each part that is kept.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;

@@ -51,7 +51,7 @@ struct muon {
 
 // ---- the matrices ----
 
-// Cuts a weight into matrices, ranges of rows, and returns their number. cuts: room for 3 a query group and 4 more.
+// Cuts a weight into ranges of rows: QKV by `split`, a gated FC in two; else one. Returns how many. cuts: (3 G + 4).
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -159,7 +159,7 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Cuts the matrices into waves of `tensors` tensors and assigns owners. Returns the waves' flops on the busiest rank.
+// Sets waves, of `tensors` tensors each, and matrices' owners. Returns the summed flops of each wave's busiest rank.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -171,7 +171,7 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Sets waves and owners: the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave of all.
+// Sets waves, owners and flops: the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -211,7 +211,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The number of elements of a wave's `update` on any rank, at most: a shard of each bucket that the wave touches.
+// The number of elements of a placed wave's `update` on any rank, at most; sharded, a shard of each bucket it touches.
 static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -251,7 +251,7 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns the elements; 0: none.
+// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns the step for *at; 0: none.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -410,7 +410,7 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the memory of waves, live in this phase; when planning all NULL. whole NULL: `update` is orthogonalized.
+// Returns the memory of waves, live in this phase; planning: all NULL. whole NULL: `update` is orthogonalized in place.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -427,7 +427,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
-// Begins an exchange of messages and blocks later work of the device until the exchange is done. Every rank calls this.
+// Exchanges messages, never when planning; later work of the device waits until that is done. Every rank calls this.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,
@@ -448,7 +448,7 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces a wave's updates by their orthogonal factors, in each rank's elements. Every rank calls this.
+// Replaces b.update, on each rank, by a wave's orthogonal factors. A dry run only calls matmuls. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

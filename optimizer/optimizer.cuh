@@ -20,8 +20,8 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Enqueues AdamW's update of what this rank owns, and begins to all-gather the buckets without Muon's matrices. *check
-// (device memory) clips, or forbids the update. slots: optimizer_slots, of this phase. Every rank calls this.
+// Clears FP8's amaxes of weights, enqueues AdamW's update of what this rank owns, and begins to all-gather the buckets
+// without Muon's matrices. *check (device memory) clips, or forbids. slots: optimizer_slots. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
@@ -48,7 +48,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 
 // ---- Amaxes of weights in FP8 ----
 
-// Computes the amaxes of weights in FP8 that updates collect, where none has since parameters were set or swapped.
+// Enqueues FP8 weights' amaxes, once after parameters were set or swapped; else the last update has collected these.
 static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)

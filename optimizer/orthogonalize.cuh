@@ -28,9 +28,8 @@ struct newton_schulz {
     double divisor;
 };
 
-// The iterations of the option's types. simple: Jordan's coefficients, as in torch.optim.Muon; quintic and deepseekv4:
-// Megatron-LM's names and numbers; Polar Express: Amsel et al. 2025 (arXiv 2505.16932), which divides by a little more
-// than the norm, since rounding could leave a singular value above 1; classic: a quintic of slope 0 at fixed point 1.
+// simple: Jordan's, as in torch.optim.Muon; quintic, deepseekv4: Megatron-LM's; Polar Express: Amsel et al. 2025 (arXiv
+// 2505.16932), by a larger divisor, as rounding may leave a singular value above 1; classic: slope 0 at fixed point 1.
 static const struct newton_schulz newton_schulz_simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
 static const struct newton_schulz newton_schulz_quintic = {{{4.0848, -6.8946, 2.9270},
                                                             {3.9505, -6.3029, 2.6377},
@@ -79,6 +78,7 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
+// Returns a step's coefficients, by its index from 0; past the list: its last ones or, where it cycles, its own again.
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
@@ -133,7 +133,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// out (rows, cols) = a X + (b A + c A A) X, of X = in, not in place, and A = X X^T. *b: orthogonalize_buffers_of.
+// out, not in place, = a X + (b A + c A A) X, of X = in and A = X X^T; of a tall X: a X + X (b A + c A A), A = X^T X.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;

@@ -63,7 +63,7 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where an operand of a piece lies in this rank's buffers, on the device or the host (then see piece_memory).
+// Returns where an operand of a piece lies in this rank's buffers, device or host; memory NULL: there is no such state.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};

@@ -220,7 +220,7 @@ static double optimizer_states_bytes(const struct optimizer *o) {
                      (double)state_block_bytes(o->states[id].formats[group]);
     return bytes;
 }
-// The number of bytes of a state before `place`, a multiple of STATE_BLOCK.
+// The number of bytes of a state before this rank's `place`, a multiple of STATE_BLOCK, on device and host together.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
     int first = 0, last = o->num_segments; // the segment is in [first, last)
     while (last - first > 1) {
@@ -410,7 +410,7 @@ static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64
     optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
-// Zeroes all states, gaps between tensors included; optimizer_set_parameters then sets those that do not start at 0.
+// Zeroes all states, with gaps, on the device enqueued; optimizer_set_parameters then sets those that don't start at 0.
 static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;

@@ -9,7 +9,7 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit's stored gradients pass the device by buckets: the head's and embeddings', if larger than a layer's.
+// Whether a unit's stored gradients pass the device by buckets: head's, embeddings', above a layer's size, of over 2.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
@@ -27,7 +27,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a slot in device memory, live in this phase, for stored gradients of the host; slot 1 is for streamed units.
+// Returns a slot on the device, live in this phase, for gradients of the host; NULL: planning. Slot 1: streamed units'.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -142,7 +142,7 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Adds a part of a unit's gradients `whole`, once reduced, to the stored `sum` in device memory. ws: for add_squares.
+// Waits for a part's reductions, then adds the part of `whole` to the stored `sum` on the device. ws: for add_squares.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -183,7 +183,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Stores a unit's gradients once reduced: adds them to the stored sum or, if added in place, copies them to the host.
+// Opens a phase, waits for a unit's reductions, adds its gradients to the stored sum; if in place, copies to the host.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -236,7 +236,7 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Waits for the reduction of a unit's gradients and adds this rank's shards to the sum. Unsharded: does nothing.
+// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum. Unsharded: does nothing.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);

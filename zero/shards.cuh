@@ -51,7 +51,7 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-// Cuts the units of a layout into buckets for `ranks` ranks. shards_free frees the tables; the layout is not kept.
+// Cuts a layout's units into buckets of at most about bucket_bytes in fp32; 0: one each. shards_free frees the tables.
 static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
                                    int64_t bucket_bytes) { // 0: a unit is one bucket
     const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;

@@ -179,7 +179,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns where backward writes a tensor's gradient, after zero_begin_gradients of its unit; NULL when planning.
+// Returns where backward writes a tensor's gradient, live in this phase, after zero_begin_gradients; NULL: planning.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
