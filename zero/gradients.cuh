@@ -9,7 +9,7 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit's stored gradients pass the device by buckets: head's, embeddings', above a layer's size, of over 2.
+// Whether a unit's stored gradients pass the device by buckets: no layer, larger than a layer, more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
