@@ -2245,6 +2245,7 @@ static void test_choice_without_flash(void **state) {
 #endif
 
 int main(void) {
+    test_keep_memory();
     setenv("NVTE_FUSED_ATTN", "0", 1); // for the choice between our own backends
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 1);

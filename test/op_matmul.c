@@ -999,6 +999,7 @@ static void test_stand_in(void **state) {
 #endif
 
 int main(void) {
+    test_keep_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_naive_by_differences),
         cmocka_unit_test(test_values),

@@ -657,6 +657,7 @@ static void the_stand_in_refuses_what_the_library_refuses(void **state) {
 #endif
 
 int main(void) {
+    test_keep_memory();
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 1);
 #endif
@@ -689,6 +690,7 @@ static void fp32_is_refused_by_name(void **state) {
     assert_error(matmul_fp8_refusal(text, sizeof text, FP8_PER_TENSOR, &dev), "--fp8-format needs --precision bf16");
 }
 int main(void) {
+    test_keep_memory();
     const struct CMUnitTest tests[] = {cmocka_unit_test(fp32_is_refused_by_name)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -440,6 +440,7 @@ static void steps_of_torch(void **state) {
 }
 
 int main(void) {
+    test_keep_memory();
     device.threads = omp_get_max_threads();
     device_open(&device, 0, false);
     device.matmul = matmul_create(&device);

@@ -19,6 +19,8 @@ extern "C" {
 #undef fail_msg
 #define fail_msg(...) (test_case_print(), print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 #include <fcntl.h>    // open
+#include <limits.h>   // INT_MAX
+#include <malloc.h>   // mallopt
 #include <signal.h>   // sigaction
 #include <stdbool.h>  // bool
 #include <stdio.h>    // printf
@@ -49,6 +51,15 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     setvbuf(stdout, NULL, _IOLBF, 0); // so that a limit that ends this program loses nothing that a test has printed
     if (getenv("TEST_FILTER"))        // of a cmocka program's tests, only those whose names match this pattern run
         cmocka_set_test_filter(getenv("TEST_FILTER"));
+}
+
+// Has malloc keep what is freed, for tests that fill a large workspace for each call of an op: the kernel would hand out
+// its pages anew each time.
+static inline void test_keep_memory(void) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
 }
 
 // Whether AddressSanitizer is compiled in. It keeps freed memory for a while.

@@ -293,6 +293,7 @@ static void emu_cudnn_run_matmul(const emu_cudnn_tensor &y, emu_cudnn_data *resu
                 sums[n] = 0;
             for (int64_t i = 0; i < K; i++) {
                 const int64_t k = (first + i) % K;
+#pragma omp simd
                 for (int64_t n = 0; n < N; n++)
                     sums[n] += a_row[k] * b_matrix[k * N + n];
             }
