@@ -65,6 +65,7 @@ static void naive_forward(double *out, const struct naive *x, struct shape s) {
     for (int64_t m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++) {
             double sum = x->bias[n];
+#pragma omp simd reduction(+ : sum)
             for (int k = 0; k < s.K; k++)
                 sum += x->in[m * s.K + k] * x->weight[(int64_t)n * s.K + k];
             out[m * s.N + n] = sum;
@@ -75,6 +76,7 @@ static void naive_backward(struct naive *x, struct shape s) {
         for (int n = 0; n < s.N; n++) {
             const double dout = x->dout[m * s.N + n];
             x->dbias[n] += dout;
+#pragma omp simd
             for (int k = 0; k < s.K; k++) {
                 x->din[m * s.K + k] += dout * x->weight[(int64_t)n * s.K + k];
                 x->dweight[(int64_t)n * s.K + k] += dout * x->in[m * s.K + k];

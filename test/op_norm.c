@@ -68,6 +68,7 @@ static void reference_backward(double *dx, double *dweight, double *dbias, const
         for (int j = 0; j < C; j++) {
             const double y_j = (row[j] - mean) * rstd;
             double sum = 0;
+#pragma omp simd reduction(+ : sum)
             for (int c = 0; c < C; c++) {
                 const double y = (row[c] - mean) * rstd;
                 sum += d[c] * (options.one_plus + weight[c]) * rstd *
