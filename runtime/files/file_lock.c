@@ -29,8 +29,8 @@ bool file_byte_is_locked(int fd, off_t byte) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-// Locks an open file: its first byte or, where that is not supported, all of it by flock, which older kernels and some
-// file systems have, and which ends with the open file too. Returns 0 or an errno; EAGAIN: another has the lock.
+// Locks an open file, until it is closed, without waiting: its first byte or, where that is not supported, all of it by
+// flock, which older kernels and some file systems have. Returns 0 or an errno; EAGAIN: another has the lock.
 static int file_lock_open(int fd) {
     const int problem = file_lock_byte(fd, F_WRLCK, 0);
     if (problem == 0 || problem == EAGAIN)
@@ -38,7 +38,7 @@ static int file_lock_open(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
 }
 
-// Writes this host and process into the file. A failure, as on a full disk, is ignored: the lock holds without it.
+// Replaces the file's text by this host, process and time. A failure, as on a full disk, is ignored: the lock holds.
 static void file_lock_sign(int fd) {
     char host[256] = "", text[FILE_LOCK_TEXT];
     struct timespec now;

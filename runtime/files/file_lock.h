@@ -19,16 +19,16 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, created where missing, and writes this host and process into it. *fd: TAKEN:
-// the open file, whose closing frees the lock; IMPOSSIBLE: the open file; else -1. text: set unless TAKEN.
+// Takes the lock of the file at `path`, created where missing, without waiting, and writes this host and process into
+// it. *fd: -1 unless TAKEN or IMPOSSIBLE; the caller closes it, which frees the lock. text: set unless TAKEN.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
-// text = what the process that last took the lock of `path` wrote, never twice the same. False: unreadable or empty.
+// text = the host, process and time that the last taker of the lock wrote. False, and text "": unreadable or empty.
 bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
-// Locks one byte of an open file, or beyond its end, without waiting: as F_WRLCK exclusively, or as F_RDLCK together
-// with others, for which the file need not be open for writing. Returns 0 or an errno; EAGAIN: another has the byte.
+// Locks the byte at offset `byte` of an open file, or beyond its end, without waiting. type: F_WRLCK, exclusive, for
+// which fd must be open for writing, or F_RDLCK, shared. Returns 0 or an errno; EAGAIN: a lock is in the way.
 int file_lock_byte(int fd, short type, off_t byte);
-// Whether a lock of another open file is in the way of an F_WRLCK of that byte; false where that can't be found.
+// Whether another open file's lock of the byte at offset `byte` is in the way of an F_WRLCK; false where not known.
 bool file_byte_is_locked(int fd, off_t byte);
 __END_DECLS

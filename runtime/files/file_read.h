@@ -24,14 +24,14 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file: the caller closes *fd, -1 after an error; *bytes: its length. expected: what it should be.
+// Opens a regular file to read. The caller closes *fd, -1 after an error. *bytes: its length. expected: for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Whether the path is a pipe: a program that opens it to write would wait for a reader.
 bool is_pipe(const char *path);
-// out (bytes) = what the file `name` has at `offset`; its end before is an error. Several threads may call it at once.
+// out (bytes) = the open file's bytes at `offset`; fewer are an error. name: for messages. Threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// Reads a regular file, of at most most_bytes, into *data (*bytes), which the caller frees; NULL after an error.
+// *data (*bytes) = a regular file; one above most_bytes is an error. The caller frees *data, NULL after an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS
