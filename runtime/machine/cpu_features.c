@@ -1,5 +1,4 @@
-// This file, and error.c, are compiled for any CPU of the architecture: they may call nothing from a file that is
-// compiled for fewer CPUs.
+// This file and error.c are compiled for any CPU: they may call nothing from a file that is compiled for fewer CPUs.
 #include "runtime/machine/cpu_features.h"
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf

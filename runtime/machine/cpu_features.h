@@ -38,7 +38,7 @@ struct cpu_feature {
 __BEGIN_DECLS
 // The table of what the whole program needs, ended by a row whose name is NULL.
 extern const struct cpu_feature cpu_features_needed[];
-// Whether the compiler was allowed to use the feature in the code that the feature's table is of.
+// Whether the compiler was allowed to use the feature in the code that the feature's table describes.
 bool cpu_feature_is_compiled(const struct cpu_feature *feature);
 // Whether this CPU has every feature of `table` that was compiled for. A row whose name is NULL ends the table.
 bool cpu_has_features(const struct cpu_feature *table);

@@ -20,7 +20,7 @@ static size_t number_of_line(const char *text, const char *key) {
     return SIZE_MAX;
 }
 
-// Returns number_of_line of a number in KiB, as bytes.
+// Returns in bytes the number of KiB in the line of `text` that begins with `key`; SIZE_MAX: no such line or number.
 static size_t kilobytes_of_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
@@ -29,7 +29,7 @@ static size_t kilobytes_of_line(const char *text, const char *key) {
 static size_t rest_of(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Returns what a cgroup leaves: its limit less its usage without file cache, which is dropped; SIZE_MAX: no limit.
+// Returns the bytes that a cgroup leaves: its limit less its usage without file cache; SIZE_MAX: it has no limit.
 static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
                           const char *cache_field) {
     char path[4096], text[16384];
@@ -49,14 +49,14 @@ static size_t cgroup_left(const char *root, const char *folder, const char *limi
     return rest_of(limit, used);
 }
 
-// Lowers *context (size_t) to what the group leaves.
+// Lowers *context (size_t), in bytes, to what the group leaves.
 static void look_for_rest(const char *root, const char *folder, bool unified, void *context) {
     size_t *const left = (size_t *)context;
     *left = least(*left, unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
                                  : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
                                                "total_inactive_file"));
 }
-// Returns the least that this process's cgroup and its ancestors leave; SIZE_MAX: they have no limit.
+// Returns the fewest bytes that this process's cgroup and its ancestors leave; SIZE_MAX: none has a limit.
 static size_t cgroups_left(const char *root) {
     size_t left = SIZE_MAX;
     cgroups_each(root, "memory", look_for_rest, &left);

@@ -18,7 +18,7 @@ struct numa_binding {
 };
 
 __BEGIN_DECLS
-// The number of nodes with a CPU for this process, by `folder`, NUMA_NODES or laid out as it; 0: it does not tell.
+// The number of nodes with a CPU that this process may use, by `folder`, NUMA_NODES or laid out as it; 0: unknown.
 int numa_nodes_used(const char *folder);
 // Returns the node of a PCI device, address "0000:3B:00.0", by `folder`, PCI_DEVICES or laid out as it; -1: unknown.
 int numa_node_of_pci(const char *folder, const char *address);

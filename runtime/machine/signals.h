@@ -16,7 +16,7 @@ void signals_install(void);
 bool signals_take_save_request(void);
 // The number of the signal that asked to stop; 0: none. The request stays.
 int signals_stop_requested(void);
-// Whether to stop was asked for by SIGINT, the interrupt key; takes that request.
+// Whether SIGINT, the interrupt key, has asked to stop; takes the request.
 bool signals_take_interrupt(void);
 // Lets a signal that asks to stop end a read that waits, with EINTR, from now on. To be called after signals_install.
 void signals_interrupt_reads(void);
