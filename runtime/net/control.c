@@ -60,8 +60,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes, on rank 0, the exchange if all have contributed, and so have the last exchange's result, which is freed. A
-// contribution to another exchange ends the job. The caller holds the mutex.
+// Completes, on rank 0, the exchange if all other ranks have contributed. All then have the last exchange's result,
+// which is freed here. A contribution to another exchange ends the job. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -109,7 +109,7 @@ static void control_queue_contribution(struct control *c) {
     x->sent = true;
 }
 
-// Does what callers asked for, as far as possible now. Returns false when the thread is to end.
+// Does the exchange, goodbye or exit that callers asked for, as far as it can now. False: the thread is to end.
 static bool control_serve(struct control *c) {
     bool all_said_goodbye = true;
     pthread_mutex_lock(&c->mutex);
@@ -168,7 +168,7 @@ static void control_check_frame(struct control *c, int r) {
         control_end_wrong_frame(c, r);
 }
 
-// Sets where a frame's payload is received: a contribution's, or a result's.
+// Sets where a frame's payload is received: a contribution's in new memory, a result's in its exchange's `all`.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
         link->in_payload = link->contribution_data = control_allocate(c, link->in.payload_bytes);

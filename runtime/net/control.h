@@ -29,7 +29,7 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Opens, on rank 0 under MPI, a socket: *address for each rank's control_open, *listener for this one, which closes it.
+// Listens, on rank 0 under MPI. *address is for every rank's control_open; *listener for rank 0's, which closes it.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
 // Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
 // where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
@@ -54,7 +54,7 @@ void control_barrier(struct control *c, const char *what, bool patient);
 void control_collective_begun(struct control *c, const char *name);
 // Tells the watch, from any thread, that the oldest collective is done. c NULL: does nothing.
 void control_collective_done(struct control *c);
-// Sets what the thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. On return the
-// previous poll no longer runs, and its context may be freed.
+// Sets what the control thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. On
+// return the previous poll no longer runs, and its context may be freed.
 void control_set_poll(struct control *c, void (*poll)(void *context), void *context);
 __END_DECLS

@@ -134,17 +134,19 @@ struct control {
 
 __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
-// Queues a frame, and its payload, which must stay until it is sent (NULL: none). Drops a heartbeat behind two frames,
-// and any frame of a closed, broken or full link.
+
+// Queues a copy of the frame, and its payload, which must stay until it is sent (NULL: none). Drops a heartbeat where
+// two frames wait, and any frame of a closed, broken or full link.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
 void control_link_send(struct control_link *link);
-// Receives until a frame, or the head of one with a payload, is complete, or nothing more has arrived.
+// Receives, without waiting, until a frame, or the head of one with a payload, is complete, or no more has arrived.
 enum control_event control_link_receive(struct control_link *link);
 // Closes the connection, if it is open, and drops the frames that wait. Frees nothing.
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
+
 // Queues a frame, with this rank's report, on each open connection. status: of an abort, else 0. payload
 // (payload_bytes): must stay until it is sent; NULL: none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
@@ -154,17 +156,20 @@ void control_drain(struct control *c, double seconds);
 // Tells the other ranks to end at once, with `status`, and waits up to half a second until that has reached them.
 void control_abort_others(struct control *c, int status);
 
-// ---- control_start.c: how the ranks of a job find each other. Returned is NULL, or the problem ----
-// Gathers the ranks on rank 0, until all others have connected or start_s seconds have passed. Closes the listener.
+// ---- control_start.c: how the ranks of a job find each other ----
+
+// Gathers the other ranks on rank 0 within start_s seconds, and closes the listener. Returns NULL or the problem.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// Connects to rank 0, on the others, within start_s seconds, and waits until it says that all have. *status: the exit
-// status with which rank 0 has said that the job ends; 0: it has not.
+// Connects a rank other than 0 to rank 0, within start_s seconds, and waits until rank 0 says that all have connected.
+// *status: the exit status with which rank 0 ends the job; 0: it does not. Returns NULL or the problem.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
+
 // Updates this rank's own report, as of the last heartbeat. Takes the mutex.
 void control_report_own(struct control *c);
-// Ends the job where a rank is silent or, on rank 0, overdue, unless the timeout is 0. To be called after all is read.
+// Ends the job where a rank is silent or, on rank 0, in an overdue collective or exchange. Does nothing where the
+// timeout is 0, or this process was suspended. To be called after all is read.
 void control_watch(struct control *c);
 // Ends the job with `status`: the connection of rank `lost` has closed, or that rank exits.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));

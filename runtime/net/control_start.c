@@ -1,7 +1,6 @@
 // Lets the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered. A
 // connection that does not prove that it is of the job (handshake.h) counts for nothing. A rank that ends before all
-// have connected may connect again. Two of the same rank, or ranks that differ on how many there are, make the start
-// fail.
+// have connected may connect again. The start fails where two are of the same rank, or differ on the number of ranks.
 #include <assert.h> // static_assert
 #include <errno.h>  // errno
 #include <poll.h>   // poll

@@ -201,7 +201,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the first exchange (`exchange`) or collective in which a rank is for longer than the timeout; number 0: none.
+// Returns the first collective, or exchange if `exchange`, in which a rank is longer than the timeout; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -218,7 +218,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
     return overdue;
 }
 
-// Ends the job, on rank 0, where an exchange (`exchange`) or collective is overdue. Patient exchanges never are.
+// Ends the job, on rank 0, where a collective, or exchange if `exchange`, is overdue. Patient exchanges never are.
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};

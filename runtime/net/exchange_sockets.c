@@ -248,6 +248,7 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
+// Sends and receives over TCP as exchange_all_to_all does: returns when all is done; a lost rank ends the process.
 void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
                           const struct exchange_block *receive) {
     s->exchanges++;

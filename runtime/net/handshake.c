@@ -72,7 +72,7 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
     *key = derived;
 }
 
-// Whether the key has that part: it is not zeros.
+// Whether a key has this part of it, which is then not zeros.
 static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return !sha256_same(part, none);

@@ -24,7 +24,7 @@ struct handshake_door;
 __BEGIN_DECLS
 // Sets random bytes; false with errno.
 bool random_bytes_of_system(void *bytes, size_t count);
-// Derives *key, which may be *from, for a further purpose from *from and bytes that its owners share; the secret stays.
+// Derives *key, which may be *from, for a further purpose: key->job from *from and `shared` (bytes). The secret stays.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
 // Says the hello (bytes, at most HANDSHAKE_HELLO), as the joining end; answer (bytes) = the accepting end's hello, of a

@@ -21,7 +21,7 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable, `otherwise` where that is not set; negative: that is an error.
+// Reads a number from an environment variable; not set: `otherwise` or, where that is negative, an error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -123,7 +123,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
-// Sets how many of the step's tasks this node has.
+// Sets launch->local_ranks, how many of the step's tasks this node has, and checks local_rank by it.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -145,7 +145,7 @@ static const char *launch_slurm_local(struct launch *launch, const struct launch
     return launch_check_local(launch, &local, error);
 }
 
-// *id = a number of Slurm's; text: the value of the variable `name`; NULL: not set.
+// *id = the number in `text`, the value of Slurm's variable `name`. text NULL: it is not set, which is an error.
 static const char *launch_slurm_id(uint64_t *id, const char *name, const char *text, struct error_text *error) {
     if (!text)
         return error_format(error, "the environment variable %s is not set", name);

@@ -27,7 +27,8 @@ struct launch {
 __BEGIN_DECLS
 // Fills in *launch, the secret with zeros. rendezvous: the option's value, "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Sets launch->secret from the file or, of name "", from TRAIN_GPT_SECRET; neither: none. Returns NULL or the problem.
+// Sets launch->secret to the hash of the file's text or, for file "", of the variable TRAIN_GPT_SECRET, without white
+// space around it. Without a file and variable the secret is zeros. Returns NULL or the problem.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
 bool launch_has_no_secret(const struct launch *launch);

@@ -8,7 +8,7 @@
 __BEGIN_DECLS
 // Starts MPI, before any other call. *rank, *ranks: as by mpirun, else 0 of 1. Returns NULL or the problem.
 const char *mpi_open(int *rank, int *ranks, struct error_text *error);
-// data (bytes) = rank 0's data; every rank calls it. bytes must fit an int.
+// data (bytes) = rank 0's data; every rank calls it. bytes must fit an int. Returns NULL or the problem.
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);
 // Ends MPI, which mpi_open began; returns when all ranks have called it.
 void mpi_close(void);

@@ -24,13 +24,13 @@ const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, 
 // Runs the work that waits, closes all connections and ends MPI; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
-// Returns the largest `value` of any rank; every rank calls this and those below. what: for messages. p NULL: one rank.
+// Returns the largest `value` of any rank; every rank calls it. what: for messages. p NULL: returns `value`.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits, without a timeout, until all ranks have called it: one may write a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
-// Gives rank 0's *bytes of text to all, with p not NULL: returns a copy, which the caller frees, and sets *bytes on the
-// other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. patient: the timeout does not apply.
+// Gives rank 0's *bytes of text to all; every rank calls it, p not NULL. Returns a copy, which the caller frees; sets
+// *bytes on other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. patient: without a timeout.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job, printing both, where a line of a rank's text is not rank 0's. Every rank calls it. p NULL: no effect.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);

@@ -62,7 +62,7 @@ static void sha256_add(struct sha256_state *s, const void *message, size_t bytes
     }
 }
 
-// hash = the hash of all bytes so far, padded with a bit 1, zeros, and the number of bits. Then only sha256_begin.
+// hash = the hash of all bytes so far, padded with a bit 1, zeros, and the number of bits. *s then needs sha256_begin.
 static void sha256_end(unsigned char hash[SHA256_BYTES], struct sha256_state *s) {
     const uint64_t bits = 8 * s->bytes;
     unsigned char padding[BLOCK + 8] = {0x80};

@@ -42,13 +42,13 @@ bool socket_wait_ready(int socket, short events, double until_s);
 int socket_listen(const char *numeric, int port);
 // Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);
-// Takes a connection that has arrived; -1 with errno: none has. *from (NULL: not wanted) = the other end's address.
+// Returns the socket of an arrived connection; -1 with errno: there is none. *from (NULL: not wanted) = its other end.
 int socket_accept(int listener, struct sockaddr_storage *from);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
 void socket_address_own(struct socket_address *address, int listener);
 // Ends the texts of an address with 0 bytes, which another process may have sent without them.
 void socket_address_terminate(struct socket_address *address);
-// Connects to whichever of the names and addresses answers; -1 and a text after the deadline, or after a refusal. All
+// Returns a socket connected to whichever name or address answers; -1 and a text after the deadline or a refusal. All
 // are tried in turn, repeatedly, since the listener may start later. `greeting` (NULL: none) checks who answered.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
