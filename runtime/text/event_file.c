@@ -81,7 +81,7 @@ static void report_failure(struct event_file *events, int error) {
                     strerror(error));
     events->failed = true;
 }
-// Cuts an incomplete record off, behind which none is read. Later records are still tried: the disk may have room.
+// Reports the first `error`, an errno, and cuts an incomplete record off, which would hide all records after it.
 static void record_failed(struct event_file *events, int error) {
     if (ftruncate(events->file, (off_t)events->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed

@@ -176,7 +176,7 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
-// Whether a step is one of those with a progress line in a pipe or file.
+// Whether a step has a progress line in a pipe or file.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
@@ -285,8 +285,8 @@ static double log_clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Returns the seconds left, by the mean wall time of steps so far, validation and samples included. The first, with
-// page faults and cold caches, only starts the clock: after it, *rough, by this step_s (NAN: not known).
+// Returns the seconds left, by the mean wall time of steps so far, validation and samples included. The first call,
+// whose step has page faults and cold caches, starts that clock: it sets *rough and goes by step_s (NAN: not known).
 static double log_eta_s(struct log *log, int64_t step, double step_s, double now_s, bool *rough) {
     *rough = false;
     if (log->timed_from < 0) {

@@ -71,9 +71,9 @@ const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 10
 
 // Creates a folder, and the folders above it that are missing; ends the program, naming the option, where it can't.
 void log_make_folder(const char *option, const char *path);
-// Opens FOLDER/log.jsonl, making the folder. Objects of steps after first_step are removed from an existing file; 0
-// begins a new one and renames the former to log.jsonl.old. Of several ranks only the first has_file. every: steps
-// between progress lines that are not drawn in place; plain: none is. What can't be made ends the program.
+// Opens FOLDER/log.jsonl, making the folder; nothing without has_file, as on ranks but the first. Objects of steps
+// after first_step are removed from the file; first_step 0 renames it to log.jsonl.old and begins a new one. every:
+// steps between progress lines that are not drawn in place; plain: none is. What can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
 // Begins an event file in a folder, "": none, which gets what log.jsonl gets from then on, where the log has that file.

@@ -51,7 +51,7 @@ static const char *option_nearest(const struct options *options, const char *wor
     return nearest;
 }
 
-// Returns the synonym of that name, with dashes or underscores; NULL: there is none.
+// Returns the synonym whose word is `name`, written with dashes or underscores; NULL: there is none.
 static const struct option_synonym *option_synonym_of(const struct options *options, const char *name) {
     char word[OPTION_NAME];
     option_display(word, name);
@@ -178,11 +178,11 @@ static void option_without_value(const struct options *options, const struct opt
          next ? " (one that begins with dashes is written after a =)" : "");
 }
 
-// Whether a word is the name of a file that is there, which no pattern and no list of names could be.
+// Whether a word names a file that exists and has no character of a pattern or of a list of names.
 static bool option_is_file(const char *word) {
     return *word && word[0] != '-' && !word[strcspn(word, ",*?[]{}~\\")] && access(word, F_OK) == 0;
 }
-// The number of files in the words after the value argv[at], a file too: what a shell makes of an unquoted pattern.
+// The number of words right after argv[at] that are files, as a shell makes of a pattern; 0: argv[at] is no file.
 static int option_files_after(int at, int argc, char **argv) {
     int count = 0;
     while (option_is_file(argv[at]) && at + count + 1 < argc && option_is_file(argv[at + count + 1]))

@@ -75,12 +75,13 @@ enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 
 __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
+
 void options_set_defaults(const struct options *options, void *values);
 // Reads the command line into `values`; other options' fields stay. given[row], false before, becomes true for each
 // option on it; of one given twice the last wins. Strings point into argv, but for joined names of OPTION_FILES. --help
 // and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts (a preset; NULL after the last), except those with given[row]. The texts must
+// Sets options from "name=value" texts (a preset; NULL after the last), except options with given[row]. The texts must
 // outlive the values. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 // Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
@@ -88,19 +89,20 @@ void options_fill(const struct options *options, void *values, const bool *given
 void options_help(const struct options *options, const char *topic, FILE *out);
 // text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
-// Returns what a word means that is another program's value of the option; NULL: it is none.
+// Returns the row of options->values for a word of another program for this option's value; NULL: there is none.
 const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
                                             const char *word);
 // Writes every option as a member of the object that is open in *json.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
+
 // Returns the index of the row named `word`, else of the only one that begins so; -1: none. Several end the program.
 // flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
 // Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
 bool option_is_flag(const struct option_row *row);
-// Whether a word after such an option is its value.
+// Whether the word after a flag (option_is_flag) is its value: true, no, 1, or a name of its enum.
 bool option_names_value(const struct option_row *row, const char *word);
 // display = the name as users write it, cut where it is too long; returns display.
 const char *option_display(char display[OPTION_NAME], const char *name);
@@ -118,6 +120,7 @@ void option_write_json(const struct option_row *row, const void *values, struct 
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----
+
 // Returns the position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
