@@ -7,12 +7,12 @@ enum { LONGEST_S = 120 };
 
 static void (*finish_function)(double seconds);
 
-static void at_exit(void) { before_exit_finish(LONGEST_S); }
+static void finish_at_exit(void) { before_exit_finish(LONGEST_S); }
 
 void before_exit_set(void (*finish)(double seconds)) {
     void (*const former)(double) = __atomic_exchange_n(&finish_function, finish, __ATOMIC_ACQ_REL);
     if (former == NULL)
-        atexit(at_exit); // where that fails, the save that is under way is lost, as without this file
+        atexit(finish_at_exit); // where that fails, the save that is under way is lost, as without this file
 }
 
 void before_exit_finish(double seconds) {

@@ -21,7 +21,7 @@ static size_t number_of_line(const char *text, const char *key) {
 }
 
 // Returns in bytes the number of KiB in the line of `text` that begins with `key`; SIZE_MAX: no such line or number.
-static size_t kilobytes_of_line(const char *text, const char *key) {
+static size_t bytes_of_kib_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
 }
@@ -69,10 +69,10 @@ static size_t available_under(const char *root) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t left = cgroups_left(root);
     if (read_kernel_file(root, "/proc/meminfo", text, sizeof text)) {
-        const size_t limit = kilobytes_of_line(text, "CommitLimit");
-        const size_t committed = kilobytes_of_line(text, "Committed_AS");
+        const size_t limit = bytes_of_kib_line(text, "CommitLimit");
+        const size_t committed = bytes_of_kib_line(text, "Committed_AS");
         char mode[16];
-        left = least(left, kilobytes_of_line(text, "MemAvailable"));
+        left = least(left, bytes_of_kib_line(text, "MemAvailable"));
         const bool never_overcommits =
             read_kernel_file(root, "/proc/sys/vm/overcommit_memory", mode, sizeof mode) && mode[0] == '2';
         if (never_overcommits && limit != SIZE_MAX && committed != SIZE_MAX)
@@ -104,6 +104,6 @@ size_t memory_resident_peak_bytes(void) {
     char text[8192];
     if (!read_kernel_file("", "/proc/self/status", text, sizeof text))
         return 0;
-    const size_t peak = kilobytes_of_line(text, "VmHWM");
+    const size_t peak = bytes_of_kib_line(text, "VmHWM");
     return peak == SIZE_MAX ? 0 : peak;
 }

@@ -98,7 +98,7 @@ int socket_port(int listener) {
                                                : ((const struct sockaddr_in *)&address)->sin_port);
 }
 
-static void socket_send_at_once(int socket) {
+static void socket_set_no_delay(int socket) {
     const int yes = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
@@ -107,7 +107,7 @@ int socket_accept(int listener, struct sockaddr_storage *from) {
     socklen_t bytes = sizeof *from;
     const int accepted = accept4(listener, (struct sockaddr *)from, from ? &bytes : NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (accepted >= 0)
-        socket_send_at_once(accepted);
+        socket_set_no_delay(accepted);
     return accepted;
 }
 
@@ -172,7 +172,7 @@ static int socket_connect_to(const struct addrinfo *to, double until_s) {
     if (!why && socket_is_its_own_peer(connected))
         why = ECONNREFUSED;
     if (!why) {
-        socket_send_at_once(connected);
+        socket_set_no_delay(connected);
         return connected;
     }
     close(connected);
