@@ -8,7 +8,7 @@ static inline int exchange_from(int rank, int ranks, int step) { return (rank + 
 
 __BEGIN_DECLS
 // Ends the process after the loss of a peer; what: the reason. Waits a second first, in which the control thread, which
-// mostly knows more, may end it with a better message. Uses _exit: exit() waits for threads and stdio locks.
+// mostly knows more, may end it with a better message. Uses _exit: exit() may wait for threads and locks for ever.
 void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);
