@@ -13,7 +13,7 @@
 
 // ---- verifying ----
 
-// Opens a folder's file, of *bytes, for reading. Returns 0, or an errno and nothing open: EINVAL for a pipe or device.
+// Opens a folder's file for reading; *bytes = its length. Returns 0, or an errno (EINVAL: a pipe or device).
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -95,7 +95,7 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads a folder's manifest, empty where the folder has none, and checks the files that the manifest lists.
+// Reads a folder's manifest (empty if it lacks one and `look` allows that), and checks the files that it lists.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -145,8 +145,7 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Checks the checkpoint in `folder` (`hash` false: only the files' lengths), and that its manifest has the step of its
-// name, at which a run would resume.
+// Checks the checkpoint in `folder` (`hash` false: only files' lengths), and that its manifest has the entry's step.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -256,8 +255,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints of step `newest` and before, except the best, the `keep` (above 0) newest whole ones, with all
-// files of the listed lengths, and what lies between these. Goes on after a failure; returns the last one, or NULL.
+// Removes checkpoints up to step `newest`, except the best one, the `keep` (above 0) newest whole ones, whose files all
+// have the listed lengths, and broken ones between these. Goes on after a failure; returns the last failure, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

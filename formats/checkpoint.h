@@ -18,7 +18,7 @@ struct checkpoint_listener {
 
 __BEGIN_DECLS
 // *manifest = the manifest of a folder, which must be a complete checkpoint: each file that is listed exists, with the
-// length and the hash listed. Other files may be in the folder.
+// length and the hash listed. Other files may be in the folder. Where NULL is returned, the caller frees *manifest.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
 // Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
 // this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
@@ -29,13 +29,13 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 // are an error: whether to begin anew beside them is for the user to decide. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that a user gives: its folder, which must verify, or a root or a run's --out folder, whose
-// newest checkpoint is taken. A folder with none is an error.
+// Finds the checkpoint that the user's path `given` means: a checkpoint's folder, which must verify, or else the newest
+// one in a root or a run's --out folder; none is an error. Sets `path` and *manifest as checkpoint_newest does.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). newest: the step just saved,
-// known to be complete; -1: the newest that verifies, found by reading. That step's stays, and the best one
-// (checkpoint_best.h), and newer ones, which may still be wanted after a run went back to an earlier step.
+// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). `newest`: the step just saved,
+// known to be complete; -1: the newest step that verifies, found by reading. Step `newest`, the best one
+// (checkpoint_best.h) and later ones stay: a run that went back to an earlier step may still want these.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

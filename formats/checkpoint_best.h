@@ -10,10 +10,10 @@
 __BEGIN_DECLS
 // Returns the step of the best checkpoint of the root that is open as `root_fd`; -1: none is known.
 int64_t checkpoint_best(int root_fd);
-// Makes the checkpoint of `step`, which is there, the root's best one. Removes the former best one, if it is older and
-// its step is no multiple of `every` (0: there are none), which a run keeps anyway. Returns NULL or the problem.
+// Makes the checkpoint of `step`, which is there, the root's best one. Removes the former best one if its step is
+// earlier and no multiple of `every`, the steps between regular saves (0: none). Returns NULL or the problem.
 const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
-// Does checkpoint_set_best for the step that was best when its run ended, where a kill came before it. Does nothing
-// where the root has a later best one, or not that checkpoint.
+// Does checkpoint_set_best for `step`, at which a run resumes with its lowest loss, in case a kill came before it. Does
+// nothing where the root's best one is of `step` or later, or the root has no checkpoint of `step`.
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

@@ -43,21 +43,20 @@ void checkpoint_lock(int root_fd);
 // PID. An entry with the PID of the process that locked `root_fd` is thus a leftover.
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
 // name = the file that stands in a partial folder for process `number`'s part: the process removes it when the part is
-// written, or renames it to the name with `failed`; neither takes room on a full disk. No checkpoint's file has such a
-// name.
+// written, else renames it to the `failed` name; neither takes room on a full disk. No checkpoint's file is named so.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
-// Flushes a file to the disk.
+// Flushes a file to the disk. Returns 0 or an errno.
 int checkpoint_fsync(int fd);
-// Flushes a folder to the disk; ignores the error of file systems that don't need it.
+// Flushes a folder to the disk; ignores the error of file systems that don't need it. Returns 0 or an errno.
 int checkpoint_fsync_folder(int fd);
-// Closes *fd, which becomes -1, after an error too.
+// Closes *fd, which becomes -1, after an error too. Returns 0 or an errno.
 int checkpoint_close(int *fd);
-// Lists the root's entries, without other names; the caller frees entries->all, after an error too.
+// Lists the root's entries, without other names; the caller frees entries->all in any case. Returns 0 or an errno.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it. Returns 0 or an errno.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint, renamed first so that no reader finds it incomplete; checkpoint_lock was called.
+// Removes a checkpoint, renamed first so that no reader finds half of it, after checkpoint_lock. Returns 0 or an errno.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes, after checkpoint_lock, what dead writers and failed saves left, as far as possible. A checkpoint that was
 // set aside gets its name back where its replacement was never published.

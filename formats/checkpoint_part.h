@@ -40,11 +40,11 @@ __BEGIN_DECLS
 // called checkpoint_expect_parts. checkpoint_part_end or checkpoint_part_abandon ends the part.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
-// Opens the file `name`, which process 0 has laid out by checkpoint_shared_file. One file is open at a time.
+// Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
-// Writes `count` bytes at `offset` of the open file. Ranges in the order of the file are written together.
+// Writes `count` bytes at `offset` of the open file, or buffers them: adjoining ranges are written together.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
-// Closes the file once all that this process wrote of it is on the disk.
+// Closes the file once all that this process wrote of it is on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
 // Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned.
 const char *checkpoint_part_end(struct checkpoint_part *part);

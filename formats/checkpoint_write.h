@@ -47,14 +47,14 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 // Appends `count` bytes to the file that is begun; on return they are copied or written.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
-// Ends the file, which is then on the disk.
+// Ends the file, which is then on the disk. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
-// Writes a file whose bytes are all in memory.
+// Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes`, first `count` from `begin`; every process, this one too, writes the rest as its part.
+// Creates a file of `bytes` bytes, the first `count` of them from `begin`. Each process writes its part of the rest.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// Prepares for the parts of processes 1 to `parts`; its own is 0. Called after shared files are made, before any part.
+// Prepares for the parts of processes 1 to `parts`; this one is 0. Called after shared files are made, before any part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
 // Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too.
