@@ -262,7 +262,7 @@ static void huggingface_set_older_biases(struct huggingface_config *h) {
         huggingface_add_setting(h, "add-mlp-bias=true");
     }
 }
-// Adds settings for the shape's options in `root`; only num_layers and hidden_size must be there. Checked later.
+// Adds settings with unchecked values for the shape's options in `root`; only num_layers and hidden_size must be there.
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     bool tied; // the member is only checked: the model's value is in an option

@@ -52,8 +52,9 @@ struct huggingface_config {
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// Returns the architecture that a model of these options, which are resolved, is saved as: ARCHITECTURE_OURS where no
-// other fits. Where it has no tensor for a parameter of the model, run/tensor_names.cuh ends the run at its start.
+// Returns the architecture in which a model of these resolved options is saved: --checkpoint-architecture if it fits,
+// else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture lacks a tensor for a
+// parameter, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
 // Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
 bool architecture_fits(enum architecture a, const struct config *c);
@@ -74,7 +75,7 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
-// Adds a setting "OPTION=VALUE", dashes in its name, once for an option. Ends the program where memory is out.
+// Adds a setting "OPTION=VALUE", dashes in its name, of an option that has none. Ends the program where memory is out.
 void huggingface_add_setting(struct huggingface_config *h, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.

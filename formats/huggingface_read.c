@@ -140,7 +140,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = which layers have no rotary positions. A 1 in no_rope_layers says that a layer has.
+// marks (layers) = which layers lack rotary positions: 0 in no_rope_layers, else each no_rope_layer_interval-th layer.
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;
@@ -226,7 +226,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     free(text);
     return NULL;
 }
-// Sets the options that differ between layers, with scratch memory for set_layers; none for more than MAX_LAYERS.
+// Sets the options that differ between layers by set_layers, with scratch memory. Sets none for more than MAX_LAYERS.
 static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)

@@ -134,7 +134,7 @@ static const char *rope_original(int64_t *original, const json_t *root, const js
                                              "transformers takes; make them equal",
                                              name, key, (long long)inner, (long long)*original);
 }
-// Sets the factor; where it is absent, the ratio of the lengths.
+// Sets the scaling's factor to the member of `rope`; where absent, to max_position_embeddings / original.
 static const char *rope_factor(struct huggingface_config *h, const json_t *root, const json_t *rope, int64_t original,
                                const char *name, struct error_text *error) {
     int64_t longest;

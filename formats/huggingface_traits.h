@@ -53,8 +53,7 @@ struct huggingface_number {
 struct huggingface_number huggingface_show(double value);
 
 // marks (num_layers) = which layers an option's valid text marks. none: all are `others`; N: every N-th is !others; a
-// list: its ones. others: false for --no-rope-freq, whose marks mean no RoPE, true for --window-attn-skip-freq, whose
-// marks mean a window.
+// list: its ones. others: false for --no-rope-freq (mark: no RoPE), true for --window-attn-skip-freq (mark: a window).
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
 // Returns the shortest text from which huggingface_marks makes these marks: none, N or a list. The caller frees it.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);

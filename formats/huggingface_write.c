@@ -216,7 +216,7 @@ static void write_cap(struct json *json, const char *key, double cap) {
         json_decimal_double(json, key, cap);
 }
 
-// Writes members that only classes of Llama's form have, or so name, except rotary settings.
+// Writes what config.json of Llama's form has besides huggingface_write_members' own members, except rotary settings.
 static void write_llama(struct json *json, const struct config *c, const struct architecture_traits *t,
                         enum architecture a) {
     const bool gemma_later = t->gemma && t->query_pre_attn_scalar;
