@@ -59,7 +59,7 @@ void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
 // *path = the tokenizer.json beside a shard, data/c_train_000.bin: the first that is there of
 // data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False: none is, or path is too short.
 bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
-// *out = the file `sibling` under path's prefix, PREFIXtokenizer.json; false: another name, no file, or out too short.
+// out = PREFIX, then `sibling`, for a path PREFIXtokenizer.json; false: another path, no such file, or out too short.
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
 // *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 where an error is returned.
@@ -75,7 +75,7 @@ const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct pi
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
 // Returns a token's *length bytes, the tokenizer's, not ended by 0; NULL: no such id. A character may take several.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
-// Whether one space before a text is left out when the text is decoded, since encoding has put one there.
+// Whether one space before a decoded text is to be left out by the caller, since encoding has put one there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);
 // *vocabulary = the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,

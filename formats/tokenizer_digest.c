@@ -33,7 +33,7 @@ static void put_text(FILE *out, const char *text, size_t bytes) {
     fwrite(text, 1, bytes, out);
 }
 
-// Whether a member says nothing.
+// Whether a value counts as absent: null, false, 0, or an empty text, list or object.
 static bool says_nothing(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_string(value) && json_string_length(value) == 0) ||
            (json_is_number(value) && json_number_value(value) == 0) ||
@@ -249,7 +249,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     return room;
 }
 
-// hash = the beginning of SHA-256 of what `out`, on *data and *bytes, was given; closes it. False: out of memory.
+// hash = the beginning of SHA-256 of what `out` wrote to *data; closes `out` and frees *data. False: out of memory.
 static bool end_half(unsigned char hash[TOKENIZER_DIGEST_HALF], FILE *out, char **data, size_t *bytes) {
     unsigned char whole[SHA256_BYTES];
     const bool written = fclose(out) == 0;

@@ -15,8 +15,10 @@ int fallback_byte(const char *entry, size_t bytes, bool any_case);
 const char *fallback_check_bytes(struct tokenizer_reader *r);
 // Notes that text may not be cut before marks where a merge makes this token: another character, then a mark.
 void fallback_note_merge(struct tokenizer_tables *tables, int32_t id);
-// Reads the normalizer, the pre_tokenizer, and the decoder, which comes last: it makes the tables' decoded texts.
+// Reads the normalizer: none, one that puts a mark before the text, one that replaces spaces by marks, or a Sequence.
 const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *normalizer);
+// Reads the pre_tokenizer, after the normalizer: none, a Metaspace, or a Split at spaces, when all are replaced.
 const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer);
+// Reads the decoder, after all else in the file, and makes the tables' decoded texts.
 const char *fallback_read_decoder(struct tokenizer_reader *r, const json_t *decoder);
 __END_DECLS

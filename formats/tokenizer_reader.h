@@ -1,6 +1,5 @@
 // Inside the reading of a tokenizer.json: members by name and type. What is not known is refused by name, so that no
-// file is read as what it is not. Functions that return a text return NULL when all is well, else what is wrong, in
-// r->error.
+// file is read as what it is not. Functions that take `r` return NULL, or what is wrong, in r->error.
 #pragma once
 #include <jansson.h>   // json_t
 #include <stdbool.h>   // bool
@@ -25,9 +24,10 @@ const char *reader_only_members(struct tokenizer_reader *r, const json_t *object
 // *value = a flag of the object; unchanged where it is absent or null.
 const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                         bool *value);
+// Refuses the flag `key` where its value is `refused`; absent or null passes.
 const char *reader_refuse_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                bool refused);
-// Refuses a text that is not empty.
+// Refuses the member `key`, unless it is absent, null or an empty text.
 const char *reader_refuse_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key);
 const char *reader_expect_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                const char *expected);

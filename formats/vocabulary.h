@@ -23,8 +23,8 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// Opens a vocabulary, which vocabulary_close frees. path NULL: of bytes, for a vocab_size of 256 or 257 (256: the end
-// of text), for another one without text, which prints ids. A file that is no vocabulary ends the process.
+// Opens a vocabulary, which vocabulary_close frees. path NULL: of bytes, for a vocab_size of 256 or 257 (token 256 ends
+// a text), else without text, so that ids are printed. A file that is no vocabulary ends the process.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
 // Parses `data`, any bytes, which must outlive the vocabulary, whose data is not set. Returns NULL or the problem.
