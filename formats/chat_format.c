@@ -19,7 +19,7 @@ void chat_format_free(struct chat_format *format) {
     memset(format, 0, sizeof *format);
 }
 
-// *to = a copy of the text, which chat_format_free frees once it is in the format. Returns NULL or the problem.
+// *to = a copy of `text`, where `to` is in the format that chat_format_free will free. Returns NULL or the problem.
 static const char *chat_copy(char **to, const char *text, const char *name, struct error_text *error) {
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);

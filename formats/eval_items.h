@@ -40,11 +40,11 @@ void eval_items_free(struct eval_items *items); // zeroed is fine
 const char *eval_item_context(const struct eval_item *item, int i);
 // Returns what follows the delimiter in text `i`; the item owns the text.
 const char *eval_item_continuation(const struct eval_item *item, int i);
-// Returns text `i` of those that vary, else the continuation: acc_norm and acc_bytes divide by its length.
+// Returns choice or context `i`, whichever vary, else the continuation: acc_norm and acc_bytes divide by its length.
 const char *eval_item_choice(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes before a text's last white space, as Python's str.rstrip finds it: Unicode's, U+001C to U+001F.
+// The number of bytes of a text without white space at its end (Unicode's, U+001C to U+001F), as Python's str.rstrip.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

@@ -22,8 +22,8 @@ bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes);
 // whole header where the file is that long. name: the file, for messages.
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);
-// marks (n) = for tokens first..first+n-1 of the file, open as `fd`, where in these the token's document begins (0: or
-// before them), or the bitwise complement where the token is no target that counts. raw: room for n / 8 + 2 bytes.
+// marks (n) = for each of tokens first..first+n-1 of the file, open as `fd`, the index in `marks` at which its document
+// begins (0: or earlier), complemented (~) where the token has no loss. raw: scratch of n / 8 + 2 bytes.
 const char *finetune_shard_read(int32_t *marks, const struct token_file *file, int fd, uint64_t first, int n,
                                 unsigned char *raw, struct error_text *error);
 __END_DECLS

@@ -45,7 +45,7 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// value = the text after "key=", taken from the line up to a space, which is taken too, or with `last` to its end.
+// value = what follows "key=", to a space, which is taken too, or with `last` to the line's end. NULL or the problem.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -96,7 +96,7 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
-// bytes = the library's, after "algorithm=", which ends the line. Returns NULL, or what is wrong, in line->error.
+// bytes = what the digits after "algorithm=" say, to the line's end. Returns NULL, or what is wrong, in line->error.
 static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned char bytes[64]) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE];

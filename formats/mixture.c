@@ -17,7 +17,7 @@ static size_t word_length(const char *text) {
         n += text[n] == '\\' && text[n + 1] ? 2 : 1;
     return n;
 }
-// Returns the next word of a text, which the caller frees, and moves *text behind it; NULL: there is none.
+// Returns the next word, which the caller frees, and moves *text behind it; NULL: none. Out of memory is fatal.
 static char *next_word(const char **text, const char *option) {
     const char *const begin = *text + strspn(*text, SPACES);
     const size_t length = word_length(begin);
@@ -66,7 +66,7 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
-// Whether another part than `part` could have a name, by any number of folders, or a part before it has the name.
+// Whether short_name, with any number of folders, can give `name` to a part other than `part`, or a part before has it.
 static bool is_taken(const struct mixture *mixture, int part, const char *name) {
     char other[NAME];
     for (int i = 0; i < mixture->count; i++) {
@@ -193,7 +193,7 @@ static uint64_t weights_sum(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part of the next sample, of which taken[i] (count) samples of each part are taken: the lowest
+// Returns the part of the next sample after taken[i] (count) samples of each part: the part with the lowest
 // (2 taken + 1) / weight. Weights and taken are below 2^31.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;

@@ -31,7 +31,7 @@ struct mixture_place {
 };
 
 __BEGIN_DECLS
-// Whether a text names a mixture: several words, the first of which is a number; a file of that name is none.
+// Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
 bool mixture_is_named(const char *text);
 // Fills *mixture from a text: a mixture, or only the patterns of one set. mixture_close frees it. A bad text ends the
 // program, by a message that begins with `option`. A backslash keeps a space in a pattern.
@@ -42,7 +42,7 @@ bool mixture_any(const char *text, const char *option, char *path, size_t size);
 
 // Returns the place of a sample of the run, which is first_sample or later. Only the parts' weights and `before` count.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
-// The number of samples of a part that are taken before a sample of the run, which is first_sample or later.
+// The number of samples of a part, `before` included, that are taken before a sample of the run from first_sample on.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);
 // Returns the part's share of the weights, 0 to 1.
 double mixture_share(const struct mixture *mixture, int part);

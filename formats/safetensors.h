@@ -69,7 +69,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor of that name, which must be there with that shape (dims); valid until the file is closed.
+// *result = the tensor named `tensor`, which must have `shape` (dims); valid until `file` is closed. name: the file's.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
@@ -89,9 +89,8 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Plans a file of tensors whose name, dtype, dims and shape are set: sorts them, and sets begin and bytes. The caller
-// frees layout->header, NULL after an error. metadata is written in this order; Hugging Face's readers expect "format":
-// "pt".
+// Plans a file of tensors with name, dtype, dims and shape set: sorts them, sets begin and bytes. The caller frees
+// layout->header, NULL after an error. metadata (pairs) keeps its order; Hugging Face's readers expect "format": "pt".
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);

@@ -49,6 +49,6 @@ void sample_order_set_changes(struct sample_order *order, const struct data_chan
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
 // Finds a sample of the run: *file = its shard, *window = its window of that shard.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
-// Returns the epochs before a sample, from 0 on: *part (unless NULL) is the part of the current epoch, 0 to 1.
+// Returns the epoch of a sample, from 0. *part (unless NULL) = the part of this epoch before the sample, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);
 __END_DECLS
