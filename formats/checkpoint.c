@@ -164,8 +164,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest of `entries`, the newest first, that verifies, hashes included; `path` stays as it is where none is
-// a candidate. Candidates that are all damaged are an error.
+// Finds the newest of `entries`, the newest first, that verifies, hashes included; tells `listener` which entries are
+// passed over. `path` stays as it is where none is a candidate. Candidates that are all damaged are an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {

@@ -62,8 +62,7 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Locks the root's byte at this process's number, until root_fd is closed; a failure is ignored. A folder is open for
-// reading only, and a read lock excludes no other: two writers with one number, of two containers, can hold it at once.
+// Takes a read lock, as the folder is open for reading only: two writers of one PID, in two containers, may hold it.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {

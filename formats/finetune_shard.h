@@ -16,7 +16,7 @@
 enum { FINETUNE_MAGIC = 20261123, FINETUNE_VERSION = 1, FINETUNE_HEADER_BYTES = 1024 };
 
 __BEGIN_DECLS
-// Whether the first bytes of a file say that it is such a shard.
+// Whether `data`, the first bytes of a file, says that the file is a finetuning shard.
 bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes);
 // Fills *file, except its path and documents, from the header of a shard of file_bytes; data: the first data_bytes, the
 // whole header where the file is that long. name: the file, for messages.

@@ -133,6 +133,7 @@ static struct plain_model plain_model_of(const struct config *c) {
     free(marks);
     return m;
 }
+// Whether two models have equal options of the kinds CONFIG_BLOCKS and CONFIG_EMBEDDING; other options are ignored.
 static bool plain_models_equal(const struct plain_model *a, const struct plain_model *b) {
     char text_a[OPTION_TEXT], text_b[OPTION_TEXT];
     for (int i = 0; i < CONFIG_ROWS; i++)

@@ -56,7 +56,7 @@ __BEGIN_DECLS
 // else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture lacks a tensor for a
 // parameter, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
-// Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
+// Whether config.json of that architecture, other than ARCHITECTURE_OURS, can express these options.
 bool architecture_fits(enum architecture a, const struct config *c);
 // Returns the class of an architecture in config.json, as LlamaForCausalLM; a constant.
 const char *architecture_class(enum architecture a);

@@ -319,6 +319,7 @@ static const char *read_heads(struct huggingface_config *h, const json_t *root, 
                             (long long)heads, (long long)hidden);
     return set_heads(h, groups, *head_dim, name, error);
 }
+// Sets the options of the norms, and whether the residual is parallel, which only GPT-NeoX's form has.
 static const char *read_norms(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     char word[OPTION_NAME];

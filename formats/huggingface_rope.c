@@ -218,7 +218,7 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets the theta of windowed layers where their settings are not the full layers': another theta, without scaling.
+// Sets the theta of windowed layers where their settings differ from the full layers'; refuses a scaling of their own.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {

@@ -73,7 +73,7 @@ const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct pi
                                     struct error_text *error);
 // Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// Returns a token's *length bytes, the tokenizer's, not ended by 0; NULL: no such id. A character may take several.
+// Returns a token's *length bytes, maybe part of a character, the tokenizer's, not ended by 0; NULL: no such id.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
 // Whether one space before a decoded text is to be left out by the caller, since encoding has put one there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);

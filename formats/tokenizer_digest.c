@@ -156,7 +156,7 @@ static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, boo
     }
 }
 
-// Appends the tokens of the vocabulary that are not added ones, an object with each one's text. False: out of memory.
+// Appends the tokens of `vocab` but the added ones, whose texts name the members of `added`. False: out of memory.
 static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     if (!json_is_object(vocab))
         return put_value(out, vocab);
@@ -177,7 +177,7 @@ static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     return true;
 }
 
-// Appends the id of a token of `bytes`, or 0xffffffff.
+// Appends the id of the token `text` (bytes), or 0xffffffff where `vocab` has no such token.
 static void put_id(FILE *out, const json_t *vocab, const char *text, size_t bytes) {
     char *copy = strndup(text ? text : "", text ? bytes : 0);
     const json_t *id = copy ? json_object_get(vocab, copy) : NULL;

@@ -261,7 +261,7 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     return NULL;
 }
 
-// Encodes a pre-tokenizer's piece, cut, to save memory, where no merge can cross a mark behind another character.
+// Encodes a pre-tokenizer's piece. To save memory, cuts it before marks if no merge joins a mark to what precedes.
 static const char *encode_word(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;

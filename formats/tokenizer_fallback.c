@@ -149,8 +149,8 @@ static void decode_token(unsigned char *out, uint32_t *length, const unsigned ch
         i += mark ? SPACE_MARK_BYTES - 1 : 0;
     }
 }
-// Makes the text that each token stands for. As in the package, what is found of an added token is what it stands for:
-// with its normalized form comes the space before it.
+// Makes the text that each token stands for. As in the package, an added token stands for what is searched for in
+// texts: the normalized form, if it has one, with the space before it.
 static const char *make_decoded(struct tokenizer_reader *r) {
     struct tokenizer_tables *t = r->tables;
     struct tokenizer_fallback *f = &t->fallback;

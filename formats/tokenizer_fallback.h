@@ -13,7 +13,7 @@ int fallback_byte(const char *entry, size_t bytes, bool any_case);
 // Completes byte_token once the vocabulary is there, and refuses one where a byte of a text has no token. An ASCII
 // character without a byte token stands for itself, as in Gemma's first files.
 const char *fallback_check_bytes(struct tokenizer_reader *r);
-// Notes that text may not be cut before marks where a merge makes this token: another character, then a mark.
+// Notes that text may not be cut before marks, if token `id`, made by a merge, has a mark behind another character.
 void fallback_note_merge(struct tokenizer_tables *tables, int32_t id);
 // Reads the normalizer: none, one that puts a mark before the text, one that replaces spaces by marks, or a Sequence.
 const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *normalizer);

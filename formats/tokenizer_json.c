@@ -49,7 +49,7 @@ static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text
 
 // ---- the vocabulary ----
 
-// Allocates the tables for the vocabulary and the added tokens, whose ids it checks.
+// Checks the ids of `vocab` and `added`, sets the tokenizer's size to the highest id + 1, and allocates the tables.
 static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, const json_t *added) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_object_size(vocab), added_count = json_array_size(added);
@@ -175,8 +175,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads "model" and the added tokens. unk_token is unused: what has no token becomes bytes, and encoding refuses a byte
-// without one. So fuse_unk is unused with byte fallback, where all bytes have one; byte-level files never set it.
+// Reads "model", with room for `added`. unk_token is unused: what has no token becomes bytes, and encoding refuses a
+// byte without one. So fuse_unk is unused with byte fallback, where all bytes have one; byte-level files never set it.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");
@@ -215,7 +215,7 @@ static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
-// Sets what is found of an added token to its normalized form.
+// Sets an added token's text, which is searched for in texts, to its normalized form.
 static const char *normalize_added(struct tokenizer_reader *r, struct added_token *added) {
     const struct tokenizer_fallback *f = &r->tables->fallback;
     size_t bytes = 0;

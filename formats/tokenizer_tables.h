@@ -71,7 +71,7 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins an empty tokenizer with empty tables; false: out of memory.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets the token's kind and text, appended to tables->text, which has room, unless `text` lies there already.
+// Sets a token's kind and text. Appends the text to tables->text, which has room; `text` may already lie at its place.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);

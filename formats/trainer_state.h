@@ -47,7 +47,7 @@ struct trainer_state {
 };
 
 __BEGIN_DECLS
-// Writes the state, as "given" the options of `asked` whose given[i] is true, as "resolved" all. Errors stay in `out`.
+// Writes the state; "given": the options of `asked` with given[i]; "resolved": all of `resolved`. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
 // Parses a state's text, not needed afterwards. Returns NULL, and the caller frees the state, or the problem.
