@@ -30,8 +30,8 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
-static const char *checkpoint_reason(int problem) {
-    return problem == EINVAL ? "is not a regular file" : strerror(problem);
+static const char *checkpoint_open_error(int error) {
+    return error == EINVAL ? "is not a regular file" : strerror(error);
 }
 
 // Reads the manifest of the open folder, whose path `folder` is for messages, into *manifest, which is zeroed.
@@ -43,7 +43,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     snprintf(name, sizeof name, "%s/" MANIFEST_NAME, folder);
     const int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, MANIFEST_NAME);
     if (problem)
-        return error_format(error, "%.500s: %s; it is no complete checkpoint", name, checkpoint_reason(problem));
+        return error_format(error, "%.500s: %s; it is no complete checkpoint", name, checkpoint_open_error(problem));
     // Of a file that is too long, one byte beyond the limit is read, so that the parser refuses it.
     const size_t room = bytes <= MANIFEST_BYTES ? (size_t)bytes : MANIFEST_BYTES + 1;
     char *const text = (char *)malloc(room + 1);
@@ -67,7 +67,7 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
     int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, file->name);
     if (problem)
         return error_format(error, "%.400s/%s: %s; its manifest lists it", folder, file->name,
-                            checkpoint_reason(problem));
+                            checkpoint_open_error(problem));
     const bool sized = bytes == file->bytes;
     if (sized && hash)
         problem = checkpoint_hash_file(found, &bytes, fd); // the length may have changed since
