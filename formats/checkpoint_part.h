@@ -37,7 +37,7 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 
 __BEGIN_DECLS
 // Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer` and has
-// called checkpoint_expect_parts. checkpoint_part_end or checkpoint_part_abandon ends the part.
+// called checkpoint_expect_parts. checkpoint_part_end or checkpoint_part_abandon ends the part. NULL or the problem.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.
@@ -46,7 +46,7 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
 // Closes the file once all that this process wrote of it is on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned.
+// Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned: NULL or the problem.
 const char *checkpoint_part_end(struct checkpoint_part *part);
 // Abandons the part without a word to process 0, which gives up the checkpoint. Does nothing to a part that has ended.
 void checkpoint_part_abandon(struct checkpoint_part *part);

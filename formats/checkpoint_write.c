@@ -107,7 +107,7 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     return checkpoint_fail(writer, "", "the folder cannot be opened", error);
 }
 
-// Creates a file of a new name in the partial folder, and begins its count and hash anew.
+// Creates a file of a new name in the partial folder, and begins its count and hash anew. NULL or the problem.
 static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
     snprintf(writer->file, sizeof writer->file, "%s", name);
     writer->file_bytes = writer->synced = 0;
@@ -117,7 +117,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-// Checks that a file of that name may begin now; else the save has failed.
+// Checks that a file of that name may begin now; else ends the save as failed. Returns NULL or the problem.
 static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
@@ -150,7 +150,7 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file.
+// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file. Returns NULL or the problem.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;
@@ -317,7 +317,7 @@ const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Sets the hashes of shared files, whose lengths must be as they were laid out.
+// Sets the hashes of shared files, whose lengths must be as they were laid out. Returns NULL or the problem.
 static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     for (int i = 0; i < writer->manifest.num_files; i++) {
         struct manifest_file *const file = &writer->manifest.files[i];

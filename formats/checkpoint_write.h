@@ -45,7 +45,7 @@ __BEGIN_DECLS
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
 // Begins a file of a name that is manifest_name_is_allowed; any writes follow, then checkpoint_file_end. One at a time.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
-// Appends `count` bytes to the file that is begun; on return they are copied or written.
+// Appends `count` bytes to the file that is begun; on return they are copied or written. Returns NULL or the problem.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
 // Ends the file, which is then on the disk. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
@@ -57,7 +57,7 @@ const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char 
 // Prepares for the parts of processes 1 to `parts`; this one is 0. Called after shared files are made, before any part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
 // Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
-// that ends without a word is waited for: who watches over the processes ends this one too.
+// that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
 // Ends the save and publishes the checkpoint; shared files must be whole (checkpoint_wait_for_parts). The writer has
 // ended, whatever is returned. Where the root's fsync failed, the checkpoint is there, but may not survive a power cut.
