@@ -61,6 +61,7 @@ __BEGIN_DECLS
 // Writes to `reason` (size bytes) why the device can't take the shape, and the option to change; empty where it can.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
+// Names what computes FP8 attention here: cuDNN, or the CPU's unit. The text is not freed.
 const char *fp8_attention_describe(struct device *dev);
 
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
@@ -102,7 +103,7 @@ void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2
 // out (n) = codes (n), each times scale->inverse, rounded to floatX; n is a multiple of 16.
 void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
-// Sets the scale and inverse of `count` scales, by which outputs will be cast: to `delayed`, or fp8_scale_of(amax).
+// Sets scale and inverse of `count` outputs' scales before their casts, from `delayed`, or where that is 0 from amax.
 void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
 // out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
 void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);

@@ -25,8 +25,7 @@ static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct
 }
 // Writes to `reason` (size bytes) why cuDNN of a version can't compute FP8 attention on compute capability major.minor,
 // with the option to change; an empty text where it may. The conditions are TransformerEngine's (d0067d0,
-// common/fused_attn/fused_attn.cpp and pytorch/attention/dot_product_attention/utils.py) and what cuDNN 9.28 answered
-// when it was asked for the graphs.
+// fused_attn.cpp and dot_product_attention/utils.py) and what cuDNN 9.28 answered when it was asked for the graphs.
 static inline void fp8_attention_refuses(char *reason, size_t size, size_t version, struct compute_capability gpu,
                                          struct attention_shape s, struct fp8_attention_demands demands) {
     fp8_attention_refuses_shape(reason, size, s);

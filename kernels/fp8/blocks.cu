@@ -69,7 +69,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Stores a thread's numbers of eight columns: the warp's two halves, which have the same columns, store four each.
+// Stores eight columns' numbers in shared memory (`to`): lanes l and l + 16 have the same eight, and store four each.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;

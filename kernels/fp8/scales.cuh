@@ -36,8 +36,7 @@ void fp8_scales_report(double *report,                 // (num_counts + n)
 
 // Ends a step of delayed scales, by the amaxes in the ranks' reports, from column `first` on. check->finite becomes 0
 // where one of them is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history,
-// which drops its oldest entry, and `delayed` follows from the history; an amax of 0 leaves `delayed` as it is. In any
-// case amax and step_amax become 0.
+// which drops its oldest entry; `delayed` follows from the history's amax if > 0. In any case amax and step_amax are 0.
 void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        float *history,               // (n, delay.length) newest first; 0: no step
                        struct gradient_check *check, // (1)
@@ -70,6 +69,7 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
+// Begins a micro-batch of scale i, as fp8_scales_begin says.
 HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int linears, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
@@ -79,7 +79,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_from_bits(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// Ends a step of scale i. history_amax: by the history that has the step's amax already; not read where !finite.
+// Ends a step of scale i: sets `delayed`, if `finite` and the history's amax (with the step's) is > 0; clears amaxes.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              struct fp8_scales_order order) {
     if (finite && history_amax > 0)

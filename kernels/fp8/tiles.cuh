@@ -43,8 +43,7 @@ static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
 
 // Bound by memory: 2 bytes an element are read, 1 a form written. A thread has 4 rows of 8 columns: a warp reads 128
 // bytes of each of 16 rows and writes 64 bytes of codes; 4 x 4 codes are transposed in registers, the rest in shared
-// memory. 64 bytes of loads a thread are in flight, at half the GPU's threads 64 KB a multiprocessor: twice what 4 TB/s
-// at 0.9 us of latency ask for.
+// memory. Half the GPU's threads have 64 KB of loads a multiprocessor in flight: twice what 4 TB/s at 0.9 us ask for.
 enum { FP8_TILE_THREADS = 128, FP8_TILE_WARPS = FP8_TILE_THREADS / 32, FP8_THREAD_ROWS = 4, FP8_THREAD_COLUMNS = 8 };
 enum { FP8_TILE_LANES = FP8_TILE / FP8_THREAD_COLUMNS }; // lanes of a warp that share a row of the tile
 
@@ -148,9 +147,8 @@ enum { FP8_TILE_CODES_BYTES = FP8_TILE * FP8_TILE, FP8_TILE_SUMS_BYTES = FP8_TIL
 enum { FP8_TILE_WORDS_BYTES = 2 * FP8_TILE_WARPS * 4 };
 #define FP8_TILE_SHARED_BYTES(outputs) ((outputs) * (FP8_TILE_CODES_BYTES + FP8_TILE_SUMS_BYTES) + FP8_TILE_WORDS_BYTES)
 
-// Returns where a column's rows from 16 `chunk` to 16 `chunk` + 15 stand, as an offset in the tile's codes. A warp
-// writes words of one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighboring
-// columns: neither meets a bank twice.
+// Returns the offset in the tile's codes of rows 16 `chunk` to 16 `chunk` + 15 of a column. A warp writes one chunk of
+// columns 8 apart, and eight lanes read the four chunks of two neighboring columns: neither meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
@@ -170,7 +168,7 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// Writes `columns` columns of `rows` codes, a multiple of 16, from shared memory to `codes`, M bytes each. All call.
+// Writes the tile from shared memory to `codes`, M bytes a column, cut to `rows` (16 divides it) x `columns`. All call.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -373,7 +371,7 @@ ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     return vec_choose((vec_words)(magnitude == magnitude), code, vec_words_set(0x7f));
 }
 
-// Encodes a tile (FP8_TILE, FP8_TILE). sums = its columns' sums before the cast. counting: counts saturated, flushed.
+// Encodes a tile (FP8_TILE, FP8_TILE). sums = column sums before the cast; `counting`: counts += saturated and flushed.
 ALWAYS_INLINE void fp8_encode_tile_as(const enum fp8_format format, const bool counting, struct fp8_tile_codes *codes,
                                       float sums[FP8_TILE], uint64_t counts[FP8_COUNTS], const floatX *tile,
                                       float scale) {
