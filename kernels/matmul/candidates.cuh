@@ -200,6 +200,7 @@ static int matmul_fastest(const struct matmul_candidates *candidates) {
 struct matmul_sample {
     size_t elements, element_bytes, out_bytes, bytes;
 };
+// Returns the sizes of a product's sample: MATMUL_SAMPLE_ROWS rows of the output, then dbias if there is one.
 static struct matmul_sample matmul_sample_of(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_sample sample;

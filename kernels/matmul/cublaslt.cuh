@@ -176,7 +176,7 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
         matmul_set_blocks(plan, gemm);
 }
 
-// Describes the product to the library, without an algorithm. fused: with an epilogue. fp32 is not taken as TF32.
+// Fills *plan but for the algorithm. fused: the epilogue does dbias or GELU's derivative. fp32 is not taken as TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;
@@ -242,7 +242,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found that the heuristics rank first. Returns the status; ..._NOT_SUPPORTED: none.
+// Fills results (most) with the *found that the heuristics rank first. Returns CUBLAS_STATUS_NOT_SUPPORTED for none.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -271,7 +271,7 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
             return &library->choices[i];
     return NULL;
 }
-// Fills the plan, with the chosen algorithm, else the heuristics' first. Returns CUBLAS_STATUS_NOT_SUPPORTED: none.
+// Fills the plan, with the chosen algorithm, else the heuristics' first, and returns as matmul_rank_algorithms does.
 static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias,
                                        struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);

@@ -38,7 +38,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// Returns the inverse of a row's elements [k, k + FP8_BLOCK), k a multiple of FP8_BLOCK; 1: the matrix has only one.
+// Returns the inverse of elements [k, k + FP8_BLOCK) of a row, k a multiple; FP8_PER_TENSOR: 1, as sums are scaled.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {
@@ -82,6 +82,7 @@ static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
+// Writes sums (rows, cols), times the scale, to `out`, with the bias, or to `sum`, from element (row, col) on.
 static void fp8_finish_block(const struct fp8_product *x, const float *sums, int64_t row, int64_t rows, int64_t col,
                              int64_t cols, const struct device *dev) {
     const float scale = fp8_product_scale(x);

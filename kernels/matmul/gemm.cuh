@@ -38,8 +38,8 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows; NULL: none) = the sums of A, dout^T without a
-// gap between rows, over its columns; or +=, as the gemm. Ends the program where the library has no algorithm.
+// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows) = the sums of A's rows, or += where gemm->add;
+// NULL: none; A is then a dense dout, transposed. Ends the program where the library has no algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run multiplies this gemm's output by GELU's derivative; else the caller does.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
@@ -57,11 +57,13 @@ static inline struct gemm gemm_forward_strided(floatX *out, int64_t ld_out, cons
     const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, add, false};
     return gemm;
 }
+// Returns the gemm of din (M, K) = dout (M, N) weight (N, K), or += where `add`.
 static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
                                               const floatX *weight, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
     return gemm;
 }
+// Returns the gemm of dweight (N, K) = dout (M, N)^T in (M, K), or += where `add`.
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
                                                int64_t ld_in, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};

@@ -70,9 +70,8 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
     o.depth = depth;
     return o;
 }
-// Whether a candidate (not fused) multiplies right what the caller has put into the operands: a few elements, against
-// sums in double. True also where the library refuses to run it, which is no wrong result. Overwrites the product's
-// output, dbias and workspace; waits for the result.
+// Whether a candidate (not fused) multiplies right the operands that the caller filled, by a few elements in double, or
+// the library refuses to run it. Overwrites the product's output, dbias and workspace; waits for the result.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -42,7 +42,7 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Computes columns [j, j + columns), at most FEW_COLUMNS, of runs `apart` columns apart, of rows [row, row + rows).
+// Computes g's output in `rows` rows, `columns` <= FEW_COLUMNS columns from j on and, with 2 runs, from j + apart on.
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;

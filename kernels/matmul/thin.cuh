@@ -294,6 +294,7 @@ static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     }
 }
 
+// Computes the sums' tiles [from, to), over all tokens, and writes them to the gemm's sum.
 static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t to) {
     THIN_ALIGN word narrow[THIN_STEPS * THIN_MAX], wide[THIN_STEPS * THIN_COLUMNS];
     const int64_t lines = thin_lines(x), depth = x->g->depth, ld = x->wide->ld;

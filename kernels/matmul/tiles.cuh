@@ -5,10 +5,9 @@
 //   B   a panel of at most TILES_PANEL_BYTES, packed once, stays in L2 while all rows of A are multiplied by it
 //   A   32 rows x TILES_A_DEPTH, packed, stays in L1 for all columns of the panel; the next slice is prefetched to L2
 //   C   an fp32 block, in L1 or L2 between two slices of depth, is rounded once, after the last slice
-// A thread packs the columns of B that it owns itself: no copy of the weights to keep, no barrier to wait at. Only an A
-// that is stored by columns (dweight's) is packed as a whole, before the product and by all threads, as its transpose
-// would be made again for every panel of B. Each element of C is summed in the order of depth by one thread, so that no
-// partition changes a bit.
+// A thread packs its own columns of B: no copy of the weights to keep, no barrier to wait at. Only an A that is stored
+// by columns (dweight's) is packed as a whole, before the product and by all threads, as its transpose would be made
+// again for every panel of B. One thread sums each element of C in the order of depth: no partition changes a bit.
 #pragma once
 #include "kernels/amx.cuh"                // amx_load, amx_dot
 #include "kernels/blocks.cuh"             // block_product_dot, block_pair_rows, enum block_unit
