@@ -40,8 +40,7 @@ static inline bool activation_whole(int64_t width, const void *a, const void *b,
 
 // Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs, a warp every eighth row.
 enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
-// Five blocks a multiprocessor, each thread with two loads in flight, have 5 MB in flight on an H200. Left to itself
-// ptxas takes six, and registers for one load at a time.
+// Five blocks a multiprocessor, two loads a thread, are 5 MB in flight on an H200; ptxas chooses six, with one load.
 #define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));

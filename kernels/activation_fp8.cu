@@ -59,6 +59,7 @@ struct gated_eight {
     struct fp8_eight dout, gate, up;
 };
 
+// Returns eight numbers rounded to floatX, as they are before the cast to FP8.
 DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_COLUMNS]) {
     struct fp8_eight result;
 #pragma unroll

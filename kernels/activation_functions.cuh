@@ -136,8 +136,7 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
 // below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), below / e is t P(t), as in Abramowitz and
-// Stegun 7.1.26. P is a polynomial, minimax in the relative error for |x| <= 13.3, where e underflows, by Lawson's
-// iteration: the error is 2.5e-8, in bf16 7.3e-6.
+// Stegun 7.1.26. P is minimax for |x| <= 13.3, where e underflows: its relative error is 2.5e-8, in bf16 7.3e-6.
 ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], const vec x[FLOATX_VECS]) {
 #ifdef PRECISION_BF16
     enum { TERMS = 6 };

@@ -90,7 +90,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part in one loop, compiled for each `split` (a remainder) and `narrow`: a second costs a fifth more time.
+// Updates a part in one loop, compiled for each `split` (a remainder) and `narrow`: two loops take a fifth longer.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
@@ -146,7 +146,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
-// Updates elements [begin, end) of the range where `finite`, and takes their amaxes, tensor by tensor.
+// Updates elements [begin, end) of the range if `finite`; in any case merges the parameters' amaxes, tensor by tensor.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
     int row = -1;

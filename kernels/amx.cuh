@@ -45,7 +45,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// Whether the CPU has AMX-BF16 and Linux lets this process use it: asks Linux to, and so comes before amx_begin.
+// Whether the CPU has AMX-BF16 and Linux permits its use; asks for the permission, which amx_begin needs.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))

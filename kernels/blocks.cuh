@@ -30,6 +30,7 @@ enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 // UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
 enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
 
+// Returns the unit that multiplies blocks of floatX on this CPU.
 static inline enum block_unit blocks_unit(void) {
     if (sizeof(floatX) != sizeof(bf16))
         return UNIT_FP32;
@@ -37,7 +38,7 @@ static inline enum block_unit blocks_unit(void) {
         return UNIT_AMX;
     return BF16_DOT ? UNIT_DOT : UNIT_FP32;
 }
-// Returns the unit's layout, a constant so that only one is compiled, unless only AMX multiplies bf16 here.
+// Returns the layout of the unit's operands: a compile-time constant, except in bf16 builds without BF16_DOT.
 static inline enum block_layout blocks_layout(enum block_unit unit) {
     if (sizeof(floatX) != sizeof(bf16))
         return LAYOUT_FP32;
@@ -158,7 +159,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
 }
 #else
 #define UNIT_DOT_NAME VEC_DOT_NAME
-// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16; k counts pairs.
+// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16, by vec_dot.
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum {
@@ -333,6 +334,7 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
     }
 }
 
+// Packs as pack_left does, but x and `transposed` as right operands. NULL: not that one.
 ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                               int64_t stride, int count, int D) {
     if (layout == LAYOUT_FP32) {

@@ -54,8 +54,8 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);
-// Makes the collectives that begin from here on wait for a transfer to the device, and not the device where collectives
-// run beside it. transfer: its ticket, not 0; the caller calls transfer_wait for it too.
+// Makes the collectives that begin from here on wait for a transfer to the device. The device waits as well only where
+// collectives do not run beside it. transfer: the ticket, not 0, for which the caller calls transfer_wait too.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
 // Makes all work enqueued from here on wait until the ticket's collective is done. Ticket 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
@@ -165,8 +165,7 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// Returns a copy of list (count) that points to staging memory from *at on, in which no data is yet; advances *at by
-// the messages' bytes. The caller frees the list.
+// Returns a copy of list (count), to be freed, that points to staging memory from *at on, still empty; advances *at.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)

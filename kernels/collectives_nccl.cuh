@@ -149,7 +149,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends, `elements` a rank, in buffer (ranks, elements), or ends the program. wrong (1), on the device: 0.
+// Sums known addends in buffer (ranks, elements); a wrong sum ends the program. *wrong, on the device: 0.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -161,7 +161,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes, `bytes` a rank, to buffer (ranks, bytes), or ends the program. wrong (1), on the device: 0.
+// Gathers known bytes in buffer (ranks, bytes); a wrong byte ends the program. *wrong, on the device: 0.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -260,6 +260,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
     control_set_poll(q->control, nccl_queue_poll, q);
     nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes, exchanges);
 }
+// Waits for the queue's collectives, ends the control thread's polls, and frees what nccl_queue_open made.
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
     control_set_poll(q->control, NULL, NULL);
@@ -286,6 +287,7 @@ static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct devi
     cuda_check(cudaStreamWaitEvent(q->device.stream, q->ready, 0));
     cuda_check(cudaEventRecord(q->started[(q->begun + 1) % NCCL_EVENTS], q->device.stream));
 }
+// Ends what nccl_queue_begin began; returns the collective's ticket, never 0.
 static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     const uint64_t ticket = ++q->begun;
@@ -293,7 +295,7 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Enqueues a wait of the device's stream for a collective, unless its events were recorded again. ticket: not 0.
+// Enqueues a wait of the device's stream for a collective, unless a later one took its events: it is then done.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)

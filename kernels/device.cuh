@@ -87,8 +87,7 @@ enum { DEVICE_EVENTS = 5 }; // points in the device's queue that the host can wa
 //   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the previous step's results
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
-//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take
-//                            long enough to time
+//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the peak; DEVICE_PEAK_REPEATS are long enough to time
 struct device;
 
 #ifdef TARGET_CUDA

@@ -25,7 +25,7 @@ static void *device_reserve(size_t bytes);
 // zeroes a byte of each, also before `memory`, and so comes before all use of it. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
-// Allocates zeroed memory of the host, pinned on the cuda target, for host_free. Ends the program where none is left.
+// Allocates zeroed memory of the host, pinned on the cuda target, for host_free; never NULL, or the program ends.
 static void *host_allocate(size_t bytes, struct device *dev);
 // Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);

@@ -7,8 +7,8 @@
 #include <stdio.h>                    // snprintf
 
 // Opens *dev, zeroed but for `threads` and `planned`, for process local_rank of its host: on the cuda target GPU
-// local_rank modulo the number of visible GPUs. Ends the program where none is visible, or several, but none of that
-// number, unless may_share. Does nothing on the cpu target. matmul_create and device_close follow.
+// local_rank modulo the number of visible GPUs. Ends the program where no GPU is visible, and, unless may_share, where
+// several are, but no more than local_rank. Does nothing on the cpu target. matmul_create and device_close follow.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
@@ -46,8 +46,7 @@ static void graph_launch(struct work_graph *graph, struct device *dev);
 // Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
 
-// Named ranges that a profiler shows (NVTX), around what the host enqueues: work that a graph enqueues again has none
-// (--cuda-graphs=false shows all of it).
+// Named ranges in a profiler (NVTX), around what the host enqueues: not what a graph does, unless --cuda-graphs=false.
 #if defined(TARGET_CUDA) && defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
 static inline void range_begin(const char *name) { nvtxRangePushA(name); }
@@ -160,7 +159,7 @@ static void graph_check(cudaError_t status) {
     cuda_check(status);
 }
 static inline bool graphs_are_refused(const struct device *dev) { return dev->graphs_refused; }
-// Whether a call made a graph; else warns, and graphs_are_refused. An error of earlier work ends the program.
+// Whether a graph's call succeeded; else warns and sets dev->graphs_refused. A late fault of a kernel ends the program.
 static bool graph_is_taken(cudaError_t status, const char *call, struct device *dev) {
     if (status == cudaSuccess)
         return true;
