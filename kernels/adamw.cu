@@ -38,7 +38,7 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
     const bool finite = check == NULL || check->finite;
     if (finite) {
         struct philox_words random = {};
-        if (adamw_is_stochastic(&r))
+        if (adamw_needs_random_words(&r))
             random = rounding_words(tensor_rounding(rounding, tensor, *index, r.begin), at);
         if (check != NULL)
             factors.grad_scale *= check->grad_scale;
@@ -131,7 +131,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
     part.g = narrow ? g_blocks : state_decoded(g_blocks, r->grads_format, g_room, count);
     part.m = narrow ? m_blocks : state_decoded(m_blocks, r->m_format, m_room, count);
     part.v = narrow ? v_blocks : state_decoded(v_blocks, r->v_format, v_room, count);
-    for (int i = 0; i < count && adamw_is_stochastic(r); i += PHILOX_CHUNK)
+    for (int i = 0; i < count && adamw_needs_random_words(r); i += PHILOX_CHUNK)
         rounding_chunk(words + i, rounding, at + i);
     if (part.remainder && narrow)
         adamw_step(part, count, f, true, true);

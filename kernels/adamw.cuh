@@ -96,6 +96,6 @@ HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, co
 HOST_DEVICE bool adamw_params_are_stochastic(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }
-HOST_DEVICE bool adamw_is_stochastic(const struct adamw_range *r) {
+HOST_DEVICE bool adamw_needs_random_words(const struct adamw_range *r) {
     return adamw_params_are_stochastic(r) || r->v_format == FORMAT_BF16;
 }

@@ -69,12 +69,12 @@ __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const cha
 
 // ---- mappings of the host's memory ----
 
-static size_t mapping_bytes(size_t bytes) {
+static size_t whole_pages_bytes(size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;
 }
 // Maps `bytes` > 0, zero and with huge pages where the kernel has them, and touches none; the caller unmaps
-// mapping_bytes(bytes). Returns NULL, with errno set, where the kernel refuses.
+// whole_pages_bytes(bytes). Returns NULL, with errno set, where the kernel refuses.
 static char *mapping_reserve(size_t bytes) {
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
     const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
@@ -87,7 +87,7 @@ static char *mapping_reserve(size_t bytes) {
         return NULL;
     const size_t before = slack ? (huge_page - (uintptr_t)mapped % huge_page) % huge_page : 0;
     char *base = mapped + before;
-    const size_t after = slack - before, used = mapping_bytes(bytes);
+    const size_t after = slack - before, used = whole_pages_bytes(bytes);
     if (before > 0)
         munmap(mapped, before);
     if (after > 0)
@@ -162,10 +162,10 @@ static void *host_reserve(size_t bytes) {
     if (!memory)
         host_out_of_memory(bytes, strerror(errno));
     mapping_touch(memory, bytes, device_numa_node());
-    const cudaError_t status = cudaHostRegister(memory, mapping_bytes(bytes), cudaHostRegisterDefault);
+    const cudaError_t status = cudaHostRegister(memory, whole_pages_bytes(bytes), cudaHostRegisterDefault);
     if (status != cudaSuccess) {
         cudaGetLastError(); // clears the error, which the next check would find
-        munmap(memory, mapping_bytes(bytes));
+        munmap(memory, whole_pages_bytes(bytes));
         host_out_of_memory(bytes, cudaGetErrorString(status));
     }
     return memory;
@@ -174,7 +174,7 @@ static void host_release(void *memory, size_t bytes) {
     if (!memory)
         return;
     cuda_check(cudaHostUnregister(memory));
-    munmap(memory, mapping_bytes(bytes));
+    munmap(memory, whole_pages_bytes(bytes));
 }
 
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {

@@ -351,7 +351,7 @@ static void refused_pinning(bool well) {
 static void untouched_when_pinned(bool well) {
     char *mapping = mapping_reserve(100000);
     mapping_touch(mapping, well ? 100000 : 50000, -1);
-    cuda_check(cudaHostRegister(mapping, mapping_bytes(100000), cudaHostRegisterDefault));
+    cuda_check(cudaHostRegister(mapping, whole_pages_bytes(100000), cudaHostRegisterDefault));
 }
 
 static const struct misuse {

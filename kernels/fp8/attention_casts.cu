@@ -20,7 +20,7 @@ static struct packed_runs runs_of(struct attention_shape s, struct fp8_scale *co
         (int64_t)s.B * s.T, {q, q + k, q + 2 * k}, {scales[0], scales[1], scales[2]}, format, powers_of_two};
     return runs;
 }
-HOST_DEVICE int run_at(const struct packed_runs *runs, int64_t column) {
+HOST_DEVICE int run_of_column(const struct packed_runs *runs, int64_t column) {
     return column < runs->ends[0] ? 0 : column < runs->ends[1] ? 1 : 2;
 }
 // Returns the scale of a run's cast, where powers_of_two rounded down to one: its inverse is exact. NaN stays NaN.
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(THREADS)
     uint32_t largest[RUNS] = {0, 0, 0};
     for (int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * EACH; at < n; at += step) {
         const uint32_t amax = fp8_eight_amax(0, fp8_eight_load(x + at));
-        const int run = run_at(&runs, at % width);
+        const int run = run_of_column(&runs, at % width);
 #pragma unroll
         for (int i = 0; i < RUNS; i++)
             largest[i] = amax_larger(largest[i], i == run ? amax : 0);
@@ -68,7 +68,7 @@ static __global__ void __launch_bounds__(THREADS)
             runs.scales[i]->inverse = 1.0f / scales[i];
         }
     for (int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * EACH; at < n; at += step) {
-        const int run = run_at(&runs, at % width);
+        const int run = run_of_column(&runs, at % width);
         const float scale = run == 0 ? scales[0] : run == 1 ? scales[1] : scales[2];
         float sums[FP8_THREAD_COLUMNS] = {0};
         uint32_t words[2];
@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
     fp8_read_back_kernel(floatX *out, const fp8 *codes, const struct packed_runs runs) {
     const int64_t width = runs.ends[RUNS - 1], n = runs.rows * width, step = (int64_t)gridDim.x * THREADS * EACH;
     for (int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * EACH; at < n; at += step) {
-        const float inverse = runs.scales[run_at(&runs, at % width)]->inverse;
+        const float inverse = runs.scales[run_of_column(&runs, at % width)]->inverse;
         const uint2 eight = *(const uint2 *)(codes + at);
         for (int i = 0; i < EACH; i++) {
             const uint32_t word = i < 4 ? eight.x : eight.y;
@@ -133,7 +133,7 @@ static uint32_t run_amax(const struct packed_runs *runs, const floatX *row, int 
     const int begin = run == 0 ? 0 : runs->ends[run - 1];
     return amax_elements(row + begin, runs->ends[run] - begin);
 }
-static void take_amaxes(const struct packed_runs *runs, const floatX *x) {
+static void merge_run_amaxes(const struct packed_runs *runs, const floatX *x) {
     uint32_t q = 0, k = 0, v = 0;
 #pragma omp parallel for schedule(static) reduction(max : q, k, v)
     for (int64_t row = 0; row < runs->rows; row++) {
@@ -149,7 +149,7 @@ static void take_amaxes(const struct packed_runs *runs, const floatX *x) {
 void fp8_attention_cast(fp8 *qkv8, const floatX *qkv, struct fp8_attention a, bool takes_amax, struct device *dev) {
     const struct packed_runs runs = runs_of(a.shape, a.scales, FP8_E4M3, !a.full);
     if (takes_amax)
-        take_amaxes(&runs, qkv);
+        merge_run_amaxes(&runs, qkv);
     for (int run = 0; run < RUNS; run++) {
         runs.scales[run]->scale = run_scale(&runs, run);
         runs.scales[run]->inverse = 1.0f / runs.scales[run]->scale;
