@@ -1,8 +1,7 @@
 // Blocks of 32 x 32 on the CPU: packed operands, and their product, for attention and kernels/matmul/tiles.cuh. An
 // operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
-// row-major in both layouts. A right operand (B) is row-major in fp32; in bf16 it is two VNNI tiles of words, columns 0
-// to 15 and 16 to 31: row r of a tile holds the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks are
-// 64-byte aligned. The unit that multiplies them is chosen once a call of attention, by what the CPU has.
+// row-major in both layouts. A right operand (B) is row-major in fp32, in bf16 two VNNI tiles of words, columns 0 to 15
+// and 16 to 31: row r of a tile has the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks align to 64.
 #pragma once
 #include "kernels/amx.cuh"     // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh"  // floatX, bf16

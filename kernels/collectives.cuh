@@ -68,6 +68,7 @@ static void collectives_times(struct collectives *c, double *busy_s, double *wai
 static inline uint64_t collective_sent_bytes(const struct parallel *parallel, uint64_t shard_bytes) {
     return (uint64_t)(parallel->launch.ranks - 1) * shard_bytes;
 }
+// Returns the bytes that this rank sends to other ranks in an exchange of sends (count).
 static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, const struct exchange_message *sends,
                                            int count) {
     uint64_t bytes = 0;

@@ -1,7 +1,6 @@
 // Collectives by NCCL, on a stream beside the device's: a collective begins when all work enqueued on the device's
-// stream by then is done; that stream waits where it needs the result. The host waits for nothing, as on one GPU. NCCL
-// never gives up on a rank that does not come: the control thread queries the events of this queue, and tells the
-// others how far this rank's GPU is (runtime/net/control.h).
+// stream by then is done; that stream waits where it needs the result. The host waits for nothing. NCCL never gives up
+// on a missing rank: the control thread polls this queue, and tells the others how far it is (runtime/net/control.h).
 #pragma once
 #include "kernels/device.cuh"             // struct device, cuda_check, LAUNCH
 #include "runtime/machine/error.h"        // fail
@@ -278,7 +277,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: all enqueued until nccl_queue_end, once fewer than NCCL_EVENTS are in flight. name: outlives it.
+// Begins a collective, of all work until nccl_queue_end; waits while NCCL_EVENTS are in flight. name: outlives it.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));

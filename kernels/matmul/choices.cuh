@@ -97,7 +97,7 @@ void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice that was made before. Returns false unless a listed product has its key, no choice, and can use it.
+// Keeps a choice made before. Returns false unless a listed product has its key and no choice yet, and can use it.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
 // Times a listed product's algorithms and keeps the choice: where none multiplies right and gives the same bits twice,

@@ -390,6 +390,7 @@ static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o
     return lines;
 }
 
+// Returns the lines of an fp32 block of C that are prefetched during one slice of depth, in `steps` steps.
 static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
