@@ -72,7 +72,7 @@ __BEGIN_DECLS
 // tensors: the table of the flat buffers. A row says what lr is multiplied by, whether the tensor decays (weight_decay
 // is 0 where not), the key of rounding, and where the amax is taken: of the parameters after the update, also where
 // nothing is changed, so that an amax may be cleared before each update. Gaps between tensors are not written.
-// check (1): grad_scale multiplies adamw.grad_scale; where not finite r's buffers do not change. NULL: 1, finite.
+// check (1): grad_scale multiplies adamw.grad_scale; where not finite r's buffers don't change. NULL: scale 1, finite.
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                   const struct gradient_check *check, struct device *dev);
 __END_DECLS

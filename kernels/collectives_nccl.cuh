@@ -148,7 +148,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends in buffer (ranks, elements); a wrong sum ends the program. *wrong, on the device: 0.
+// Sums known addends in buffer (ranks, elements); a wrong sum ends the program. *wrong, on the device, must be 0.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -160,7 +160,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes in buffer (ranks, bytes); a wrong byte ends the program. *wrong, on the device: 0.
+// Gathers known bytes in buffer (ranks, bytes); a wrong byte ends the program. *wrong, on the device, must be 0.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -294,7 +294,7 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Enqueues a wait of the device's stream for a collective, unless a later one took its events: it is then done.
+// Makes the device's stream wait for a collective, unless a later one took its events: it is done then. ticket: not 0.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)

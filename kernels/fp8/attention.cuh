@@ -103,7 +103,7 @@ void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2
 // out (n) = codes (n), each times scale->inverse, rounded to floatX; n is a multiple of 16.
 void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
-// Sets scale and inverse of `count` outputs' scales before their casts, from `delayed`, or where that is 0 from amax.
+// Sets `count` outputs' scale and inverse before their casts: by `delayed`, or where that is 0 by fp8_scale_of(amax).
 void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
 // out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
 void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);

@@ -242,7 +242,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found that the heuristics rank first. Returns CUBLAS_STATUS_NOT_SUPPORTED for none.
+// Fills results (most) with the *found that heuristics rank first. Returns a status; CUBLAS_STATUS_NOT_SUPPORTED: none.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;

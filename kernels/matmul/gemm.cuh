@@ -38,8 +38,8 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows) = the sums of A's rows, or += where gemm->add;
-// NULL: none; A is then a dense dout, transposed. Ends the program where the library has no algorithm.
+// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows) = the sums of A's rows, or += where gemm->add,
+// for an A that is a transposed dout without gaps; NULL: no sums. Ends the program where the library has no algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 // Whether gemm_run multiplies this gemm's output by GELU's derivative; else the caller does.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
