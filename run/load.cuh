@@ -22,7 +22,7 @@ static const int64_t LOAD_CHUNK = 1 << 20; // elements
 
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
 
-// Whether a file's tensor is ignored, as other readers do: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` head.
+// Whether a file's tensor is ignored, as elsewhere: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` model's head.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
                                           ".attention.masked_bias"};
@@ -304,7 +304,7 @@ struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = n <= LOAD_CHUNK elements from `first`, a block's, in blocks of s->format. Returns NULL, or an error.
+// room->from = blocks of s->format of n <= LOAD_CHUNK elements; `first` begins a block. Returns NULL, or an error.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -349,7 +349,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether a run that has a state takes it by model_load_moments: not masters, nor averages that the file lacks.
+// Whether model_load_moments loads state `id`, if the run has it: not masters, nor averages that the file lacks.
 static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -382,7 +382,7 @@ static const char *model_load_moments(struct gpt *m, const struct safetensors *f
 }
 
 // Loads the master weights, unless this run has none or model.safetensors has them exactly (model_is_exact).
-// *converted: the conversion if only run or file has master weights; NULL: none. Returns NULL, or what is wrong.
+// *converted: the conversion, in words, if just run or file has them; NULL: none. Returns NULL, or what is wrong.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;

@@ -81,8 +81,8 @@ static inline void merge_pair_free(struct merge_pair *pair) {
     free(pair->right);
     memset(pair, 0, sizeof *pair);
 }
-// *out (rows, cols), or its transpose, = tensor t of the adapters, which must have that shape. The caller frees *out,
-// NULL before, after an error too. Returns NULL, or what is wrong.
+// *out = the fp32 values of tensor t of the adapters, which must be (rows, cols); `transposed`: *out is (cols, rows).
+// The caller frees *out, NULL before, after an error too. Returns NULL, or what is wrong.
 static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
                                      uint64_t cols, bool transposed, struct error_text *error) {
     const struct safetensors *file = &m->adapters.files[0];
@@ -197,7 +197,7 @@ static inline const char *merge_out_end(struct merge *m, const char *problem, st
            : written && closed ? NULL
                                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
 }
-// Copies the file `name`, if there is one, from the base's folder; refuses links elsewhere. Returns NULL, or an error.
+// Copies the base's file `name`, if there, into the new folder; refuses links elsewhere. Returns NULL, or an error.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
@@ -263,7 +263,7 @@ static inline const char *merge_write_sum(struct merge *m, const struct safetens
     }
     return NULL;
 }
-// Writes the tensors of the base's file f, each with its adapter, if any, added, after the open file's header. entries
+// Writes to m->out, after the header, the tensors of the base's file f, each with its adapter, if any, added. entries
 // (the file's count): in the new file's order; id: the tensor's index in the base's file. Returns NULL, or an error.
 static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
                                         struct error_text *error) {
@@ -281,7 +281,7 @@ static inline const char *merge_tensors(struct merge *m, int f, const struct saf
     }
     return problem;
 }
-// Writes the base's file f, with adapters added, under its name. Returns NULL, or what went wrong.
+// Writes the base's file f, with adapters added, into the new folder. Returns NULL, or what went wrong.
 static inline const char *merge_file(struct merge *m, int f, struct error_text *error) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};
     const struct safetensors *file = &m->base.files[f];
@@ -357,8 +357,8 @@ static inline const char *merge_check_adapters(struct merge *m, struct error_tex
                                 m->config->checkpoints.init_from);
     return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
 }
-// Writes the whole folder of --lora-merge, once the adapters fit the base. Returns NULL, or what went wrong. The caller
-// closes m->base and m->adapters, and frees m's arrays, after an error too.
+// Checks that the adapters fit the base, and writes the whole folder of --lora-merge. Returns NULL, or what went wrong.
+// The caller closes m->base and m->adapters, and frees m's arrays, after an error too.
 static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
     struct huggingface_config model;
     RETURN_PROBLEM(start_read_model(&model, m->config->checkpoints.init_from, error));

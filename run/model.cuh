@@ -51,8 +51,8 @@ static void gpt_dry_run(struct gpt *m) {
     m->steps.micro_step = micro_step;
 }
 
-// Opens the collectives of several ranks, before the check whether the plan fits, which lacks their device memory, and
-// before gpt_allocate; gpt_connect follows. collectives_close closes them. Every rank calls this.
+// Opens the collectives of several ranks, for collectives_close: before the check whether the plan fits, since they
+// take device memory, and before gpt_allocate; gpt_connect follows. Every rank calls this.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;

@@ -46,8 +46,8 @@ static inline const char *model_folder_make_room(struct model_folder *folder, in
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
 }
 
-// Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained. Returns NULL,
-// or what is wrong. model_folder_close frees what was opened, after an error too. `path` must stay until then.
+// Opens model.safetensors or, without it, the files of its index, as from_pretrained chooses. Returns NULL, or what is
+// wrong. model_folder_close frees what was opened, after an error too. `path` must stay until then.
 static inline const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;

@@ -54,7 +54,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
-// Says, called by exit, what to change where OpenMP could not start *threads (an int) threads; 0: threads have started.
+// Says at exit what to change where *threads (an int) threads can't start, and exits with EXIT_USAGE; 0: all started.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -114,8 +114,8 @@ static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns the last rank that has not chosen fused where others have, by what is installed there, and warns there; -1:
-// ranks agree. Flash or unfused is by options and environment, which are equal. Every rank calls this.
+// Returns the last rank that has not chosen fused where another has, by what is installed; such ranks but rank 0 warn.
+// -1: all or none have. Flash or unfused is by options and environment, which are equal. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -208,7 +208,7 @@ static void choose_loss_chunk(struct run *r) {
     if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
         own->memory.loss_chunk_tokens = (int)tokens;
 }
-// Sets the predicted times and bytes of r->model's plan, by r->rates of flops above 0; nothing where it does not train.
+// Sets a step's predicted times and copied bytes in r->model's plan, by r->rates, flops above 0; none without training.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
@@ -263,8 +263,8 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Replaces r->model and the options by a new plan, once, where they came of the memory that was free and on any rank
-// no longer fit, since the collectives' library or another process has taken memory. Every rank calls this.
+// Replaces r->model and the options by a new plan, once, where they were chosen by free memory and on some rank no
+// longer fit, since the collectives' library or another process has taken memory. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none

@@ -12,7 +12,7 @@ static const char optimizer_file_name[] = "optimizer.safetensors";
 static bool has_exact_weights(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
-// Whether the file holds this state of a tensor. model_is_exact: the parameters in model.safetensors are fp32.
+// Whether optimizer.safetensors has this state of a tensor. model_is_exact: model.safetensors has parameters in fp32.
 static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, const struct tensor *t,
                              bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
@@ -107,7 +107,7 @@ static void state_extract_codes(unsigned char *out, const void *stored, int64_t 
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
 }
-// stored (state_bytes) = whole blocks of n elements from a file's values (n) and scales, if any; 0 after them.
+// stored (state_bytes) = blocks of n elements from a file's values (n) and scales, if any; 0 in the last block's rest.
 static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
                             int64_t n) {
     const size_t block = state_block_bytes(format);

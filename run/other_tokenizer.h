@@ -52,7 +52,7 @@ static unsigned long long digest_shown(const struct known_tokenizer *known) {
         shown = shown << 8 | known->digest.text[i];
     return shown;
 }
-// Sets *known, zeros at first, by a tokenizer.json, unless it is of that file. Ends the program where the file is none.
+// Sets *known, zeros at first, by a tokenizer.json, unless it is from that file already. A bad file ends the program.
 static void known_tokenizer_read(struct known_tokenizer *known, const char *path) {
     struct error_text error;
     if (strcmp(known->from, path) == 0)
@@ -87,7 +87,7 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
 }
 
 // Ends the job, by rank 0, where the data were made by several tokenizers, or by another than the folder's of
-// --init-from or --resume. Warns for other added tokens only: users give spare tokens a meaning.
+// --init-from or --resume. Only warns where just added tokens differ: users give spare tokens a meaning.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -182,7 +182,7 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     vocabulary_close(&of_model);
 }
 
-// Returns the number of ids of the data's tokenizer, by their shards, else by the file beside them; 0: unknown.
+// Returns the number of ids of the data's tokenizer, by all shards' headers, else by a file beside them; 0: unknown.
 static int tokens_of_data(const struct dataloader *train) {
     uint32_t tokens = 0;
     for (int i = 0; i < train->num_files; i++) {

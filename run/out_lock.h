@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes the lock as config->out_lock, if there is a folder; warns without locks. Returns NULL, or why it can't go on.
+// Takes config->out_lock, if --out is there; only warns where no lock is possible. Returns NULL, or why the run ends.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;

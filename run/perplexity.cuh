@@ -13,8 +13,8 @@ struct scored_text {
     int count;
 };
 
-// Cuts text->ids into windows of at most --seq-length tokens, --perplexity-stride apart (0: half the length), which the
-// caller frees. A window scores the tokens after the previous window's, but not its own first, without a context.
+// Cuts text->ids into text->windows, which the caller frees: of at most --seq-length tokens, --perplexity-stride apart
+// (0: half the length). Each scores the tokens after the previous window's, but not its own first, without a context.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;
     const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;

@@ -188,8 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints the first that fits --plan-gpu where the options do not: what auto chooses, by its own, with states sharded,
-// the smallest micro-batch or lossy states; or that nothing fits. limit: bytes of the device's memory.
+// Prints the first of these options with which auto's choice fits `limit` bytes of the device's memory: none,
+// --zero-stage 3, --micro-batch-size 1, --allow-lossy-states, or several of them; or that nothing fits.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;

@@ -35,8 +35,8 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Returns the bytes that this rank may take of the device's memory, of a share of the host's, and of both if they are
-// one; SIZE_MAX: any. With --plan only budgets limit, and auto's choice without one also fits --plan-gpu.
+// Returns the bytes that this rank may take of the device's memory, of its share of the host's, and of both if they are
+// one; SIZE_MAX: any. With --plan only budgets count and, for auto without --memory-budget, --plan-gpu's memory.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -166,7 +166,7 @@ static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
-// *right = the lowest rank of the most frequent row in `rows` (ranks, width). Returns the first other row's; -1: none.
+// *right = the first rank with the most frequent row of `rows` (ranks, width). Returns the first without it; -1: none.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {

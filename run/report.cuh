@@ -83,7 +83,7 @@ static void report_formats(const struct run *r) {
             option_choice_name(CHOICES(MAIN_DTYPES), (int)c->states.main_grads_dtype, grads),
             c->states.main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
 }
-// Writes the tensors of a layer that Muon updates to text (n bytes): "qkv.weight, fc.weight"; "": none.
+// text (n bytes) = the tensors of a layer that Muon updates: "qkv.weight, fc.weight"; "": none.
 static void muon_names(char *text, size_t n, const struct gpt *m) {
     int layer = -1;
     text[0] = 0;

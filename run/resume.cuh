@@ -99,7 +99,7 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
 }
-// Loads a checkpoint's parameters and optimizer state, of adapters the base model's, too. Returns NULL, or an error.
+// Loads a checkpoint's parameters and optimizer state; for adapters also the base model. Returns NULL, or an error.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;

@@ -13,7 +13,7 @@
 #include <string.h>                   // strcmp
 #include <sys/stat.h>                 // stat
 
-// Whether a folder is the --out of a run, which holds models but is none.
+// Whether a folder has a folder `checkpoints`, as a run's --out, which holds models but is none.
 static bool has_checkpoints(const char *folder) {
     char path[PATH_MAX];
     struct stat status;
@@ -33,7 +33,7 @@ static bool out_is_foreign(const char *folder) {
     return bytes > 0 && !strstr(text, "\"preset\"");
 }
 
-// Whether `checkpoint`, a path from the root, is one of the run whose --out is `folder`, and is still there.
+// Whether `checkpoint`, an absolute path without links, is one of the run whose --out is `folder`, and is still there.
 static bool is_checkpoint_of_run(const char *checkpoint, const char *folder) {
     char path[PATH_MAX];
     const size_t length =

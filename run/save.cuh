@@ -130,7 +130,7 @@ struct saver {
     double begun_s;    // when, by seconds_now()
 };
 
-// Notes a copy of the path of a file that each save copies as `name`; not where it can't be read or `name` was added.
+// Makes each save copy the file `path` as `name`, unless the file can't be read or `name` was added. Copies both texts.
 static void saver_add_file(struct saver *saver, const char *path, const char *name) {
     struct save_job *job = &saver->job;
     int i = 0;
@@ -143,7 +143,7 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of a step, from which the run goes on, the best one if it is in --out, on rank 0, or warns.
+// Makes the checkpoint of `step` the best one, if it is in --out and no later one is best, or warns. Rank 0 calls this.
 static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
     const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);

@@ -58,7 +58,7 @@ static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at,
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = exact parameters [at, at + n), in one range of save_next. n: at most SAVE_CHUNK - STATE_BLOCK (blocks).
+// out (n) = exact parameters [at, at + n) of a range of save_next. n: at most SAVE_CHUNK - STATE_BLOCK.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -105,7 +105,7 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
     return problem;
 }
 
-// Writes what this rank owns of exact parameters [begin, end) to a tensor of that order. Returns NULL, or an error.
+// Writes what this rank owns of exact parameters [begin, end) as the tensor's elements. Returns NULL, or an error.
 static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
                               int64_t begin, int64_t end) {
     const char *problem = NULL;
@@ -120,7 +120,7 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes element `at` of the flat buffers. end: its parameter's. The range of the answer is kept.
+// Whether this rank writes element `at` of the flat buffers. end: of the element's parameter. Keeps the answer's range.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;

@@ -86,7 +86,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens GPU `gpu` for a child, which ends when `parent` does, and prints SELF_CHECK_OPEN, until self_check_shut.
+// Opens GPU `gpu` in a child, for self_check_shut, and prints SELF_CHECK_OPEN. The child then ends when `parent` does.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -297,7 +297,7 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-// Sets *verdict to what `known` says of the key, if anything: its last line of kind, text and key, with tabs between.
+// Sets *verdict by the last line of `known` that has the key: kind, tab, text, tab, key. Returns whether there is one.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
     static const char *const kinds[] = {"right", "wrong"};
     bool found = false;

@@ -276,7 +276,7 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
 }
 
 // Times what auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is not to be taken;
-// NOTHING: leaves it. REFUSED: a candidate was refused before any was timed. Every rank calls this.
+// NOTHING: *demands stays. REFUSED: a candidate was refused before any was timed. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;

@@ -32,7 +32,7 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns our element for a file's element d of a head of D, where RoPE rotates the first R: as the first R / 2 pairs.
+// Returns the place in our head of D of a file's element d, where RoPE rotates the first R: as our first R / 2 pairs.
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;

@@ -30,7 +30,7 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
 }
 
 // Opens r->vocabulary, which tokens are printed with: from vocabulary.bin, else tokenizer.json, else of single bytes
-// for that size, else without text. close_run closes it. A bad file ends the program.
+// for a --vocab-size of 256 or 257, else without text. close_run closes it. A bad file ends the program.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

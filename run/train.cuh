@@ -55,8 +55,8 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 
 // ---- the results of a step ----
 
-// Reports a step that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`, in the
-// `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more such step.
+// Reports a step, from 0 on, that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`,
+// in the `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more such step.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->training.skip_nonfinite;
@@ -73,7 +73,7 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
-// Counts and logs a step that updated nothing, since no target of its batch counts.
+// Counts and logs a step, from 0 on, that updated nothing, since no target of its batch counts.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
     r->empty++;
@@ -89,7 +89,7 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Sets the entry's MFU of one rank. A peak that steps could raise would call the fastest step 100 %: it is the start's.
+// Sets the entry's MFU, of one rank, by the peak of the start: one that steps could raise would call the fastest 100 %.
 // A step above a measured peak shows that the peak is too low: from there on there is no MFU.
 static void measure_utilization(struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);

@@ -147,7 +147,7 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-// Times the products, listed before, that have no choice. Returns how many were timed.
+// Times the listed products that have no choice yet, and keeps the choices. Returns how many were timed.
 static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     int timed = 0;

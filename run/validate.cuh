@@ -24,7 +24,7 @@ static struct batch validation_batch(struct run *r, int number) {
 
 // Returns the mean loss over the first --val-steps batches of the set that r->val takes, always the same, added in an
 // order that does not depend on the number of ranks; NAN where a signal stopped the validation (r->stopped) or a loss
-// is. *targets: how many counted; if none, ends the program. Every rank calls this.
+// is NaN. *targets: how many counted; if none, ends the program. Every rank calls this.
 static double validate_set(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
