@@ -178,7 +178,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Replaces, before plan_model, *c's --sample-tokens by --seq-length, the KV cache's; sets one sequence, prompt_tokens.
+// Sets *c for a chat, before plan_model: one sequence, --sample-tokens (the KV cache) to --seq-length, prompt_tokens.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;

@@ -21,8 +21,8 @@ static inline void *folder_check_run(void *argument) {
     return NULL;
 }
 
-// Begins to check the folder at `path`; folder_check_end must follow, and *check and `path` must stay until then. NULL,
-// empty or no folder: nothing is checked. Ends the program where no thread can be started.
+// Begins to check the folder at `path` (NULL, empty or no folder: nothing), with `optimizer` its optimizer's file too,
+// for folder_check_end; *check and `path` must stay until then. Ends the program where no thread can be started.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;

@@ -37,7 +37,7 @@ static bool follower_find(char path[PATH_MAX]) {
     return false;
 }
 
-// Starts python3 with the arguments in its own session, which a terminal's Ctrl-C does not reach. Returns 0, or errno.
+// Starts python3 with the arguments and `in` as stdin, in a session that Ctrl-C does not reach. Returns 0, or errno.
 static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;

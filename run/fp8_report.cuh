@@ -89,7 +89,7 @@ static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum
     return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
 }
 // Sets shares[] to the shares of a step's values that casts saturated or flushed to zero; NaN: no cast counts them.
-// counts: (FP8_KINDS, FP8_COUNTS) of the first rank, in the ranks' reports, `width` doubles apart. M: a micro-step's.
+// counts: (FP8_KINDS, FP8_COUNTS), the first rank's; other ranks' `width` doubles apart. M: a micro-step's tokens.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;

@@ -5,7 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether one of comma-separated patterns matches; sets used[i] if pattern i does. 256 bytes of one end the program.
+// Whether a comma-separated pattern matches; sets used[i] if pattern i does. One of 256 bytes or more ends the program.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
