@@ -91,7 +91,7 @@ static double plan_y(const struct plan_picture *picture, size_t bytes) {
     return plan_y_of(picture, bytes, picture->plan->arena_bytes[ARENA_ACTIVATIONS]);
 }
 
-static void plan_svg_text(FILE *file, const char *text) {
+static void plan_svg_escape(FILE *file, const char *text) {
     for (; *text; text++)
         switch (*text) {
         case '<': fputs("&lt;", file); break;
@@ -180,14 +180,14 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
             plan_category_color(plan->categories[buffer->category]));
     if (buffer->layer >= 0)
         fprintf(picture->file, "layer %d: ", buffer->layer);
-    plan_svg_text(picture->file, buffer->name);
+    plan_svg_escape(picture->file, buffer->name);
     fprintf(picture->file, "\n%s (%zu bytes) at %zu\n", log_bytes(size, (int64_t)buffer->bytes), buffer->bytes,
             buffer->offset);
-    plan_svg_text(picture->file, plan->categories[buffer->category]);
+    plan_svg_escape(picture->file, plan->categories[buffer->category]);
     fprintf(picture->file, "\nphases %d to %d: ", buffer->first_phase, buffer->last_phase);
-    plan_svg_text(picture->file, plan->phases[buffer->first_phase].name);
+    plan_svg_escape(picture->file, plan->phases[buffer->first_phase].name);
     fputs(" ... ", picture->file);
-    plan_svg_text(picture->file, plan->phases[buffer->last_phase].name);
+    plan_svg_escape(picture->file, plan->phases[buffer->last_phase].name);
     fputs("</title></rect>\n", picture->file);
 }
 
@@ -237,7 +237,7 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
                 continue;
             free_from[row] = middle + half + 2 * PLAN_TEXT_WIDTH;
             fprintf(picture->file, "<text class=\"section\" x=\"%.2f\" y=\"%.2f\" text-anchor=\"middle\">", middle, y);
-            plan_svg_text(picture->file, name);
+            plan_svg_escape(picture->file, name);
             fputs("</text>\n", picture->file);
             break;
         }
@@ -284,7 +284,7 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
             "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
             "<text x=\"%.0f\" y=\"%.0f\">",
             x, y - 10, color, x + 18, y);
-    plan_svg_text(picture->file, name);
+    plan_svg_escape(picture->file, name);
     fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
             log_bytes(size, (int64_t)bytes));
 }
@@ -328,7 +328,7 @@ static void plan_svg_title(const struct plan_picture *picture) {
             log_bytes(peak, (int64_t)plan->peak_bytes), plan->peak_bytes);
     if (plan->peak_phase >= 0) {
         fputs(", reached in '", picture->file);
-        plan_svg_text(picture->file, plan->phases[plan->peak_phase].name);
+        plan_svg_escape(picture->file, plan->phases[plan->peak_phase].name);
         fputc('\'', picture->file);
     }
     fputs("</text>\n", picture->file);
