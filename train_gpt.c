@@ -211,7 +211,7 @@ int ENGINE(const struct config *config) {
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
 const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_unavailable_reason(); }
 void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
-int NAME_OF(ENGINE, _self_check)(const char *request) { return self_serve(request); }
+int NAME_OF(ENGINE, _self_check)(const char *request) { return self_check_or_measure_serve(request); }
 #endif
 
 #endif

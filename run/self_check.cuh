@@ -38,7 +38,7 @@ static void self_check_write_request(char *text, const struct attention_check *c
         check->any_order, (double)check->dropout);
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
-static bool self_check_has_heads(const struct attention_shape *s) {
+static bool self_check_heads_are_valid(const struct attention_shape *s) {
     return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
            s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
 }
@@ -55,7 +55,7 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
         &hides, &rotary, &biases, &amax, &any_order, &check->dropout);
     if (read != 15 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
-        !self_check_has_heads(s))
+        !self_check_heads_are_valid(s))
         return false;
     check->backend = (enum attention_backend)backend;
     check->simpler = (enum attention_backend)simpler;
@@ -199,7 +199,7 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
 }
 // Runs a child for the request and waits for its end, `limit` seconds at most from the start, and from SELF_CHECK_OPEN
 // on again; output (size bytes) = what it printed.
-static struct child_result self_check_start(char *output, size_t size, char *request, double limit) {
+static struct child_result self_check_run_child(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
     const struct child_result result = child_run(output, size, arguments, limit, SELF_CHECK_OPEN);
@@ -216,7 +216,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     if (!output)
         fail("out of memory");
     const double begin = seconds_now(), limit = self_check_limit();
-    const struct child_result result = self_check_start(output, OUTPUT, request, limit);
+    const struct child_result result = self_check_run_child(output, OUTPUT, request, limit);
     char *const text = verdict->text;
     const size_t size = sizeof verdict->text;
     verdict->seconds = seconds_now() - begin;

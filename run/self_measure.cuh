@@ -58,7 +58,8 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
                           "scale=%f softcap=%f hides=%d rotary=%d amax=%d any_order=%d",
         parent, gpu, &backend, &others, &m->cudnn, &s->B, &s->T, &s->num_heads, &s->num_query_groups, &s->head_dim,
         &s->scale, &s->softcap, &hides, &rotary, &amax, &any_order);
-    if (read != 16 || *gpu < 0 || !self_check_is_backend(backend) || s->B < 1 || s->T < 1 || !self_check_has_heads(s))
+    if (read != 16 || *gpu < 0 || !self_check_is_backend(backend) || s->B < 1 || s->T < 1 ||
+        !self_check_heads_are_valid(s))
         return false;
     m->rule = (enum attention_backend)backend;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -133,7 +134,7 @@ static int measure_serve(const char *request) {
     self_check_shut(&dev);
     return EXIT_SUCCESS;
 }
-static int self_serve(const char *request) {
+static int self_check_or_measure_serve(const char *request) {
     return strncmp(request, SELF_MEASURE_WORD, strlen(SELF_MEASURE_WORD)) == 0 ? measure_serve(request)
                                                                                : self_check_serve(request);
 }
@@ -169,7 +170,7 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
     char *const output = (char *)malloc(OUTPUT);
     if (!output)
         fail("out of memory");
-    const struct child_result result = self_check_start(output, OUTPUT, request, limit);
+    const struct child_result result = self_check_run_child(output, OUTPUT, request, limit);
     const bool open = self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN);
     const bool ended = result.end == CHILD_EXITED && result.status == 0;
     const bool fault = open && self_check_is_fault(result, output) && !stop_asked();
