@@ -121,7 +121,7 @@ static int run_training(struct run *r) {
     }
     long_wait_close(r->device_watch);
     finish_save(r);
-    report_epochs(r);
+    report_epochs_trained(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends
     log_close(&r->log);
     follower_end(&r->follower);
