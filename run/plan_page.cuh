@@ -103,7 +103,7 @@ static const char *const plan_page_script[] = {
     // clang-format on
 };
 
-// Writes the page. scripts/report.py takes what is between the two comments into its own page. budget: plan_draw's.
+// Writes the plan's page. scripts/report.py puts the part between two comments into its own page. budget: plan_draw's.
 static void plan_write_page(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]) {
     fputs(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Memory plan</title>\n"

@@ -14,7 +14,7 @@
 
 // ---- starting ----
 
-// Sets the data to the checkpoint's position. Other data end the program or, by --new-data, reset the best loss.
+// Moves r->train to the checkpoint's position. Other data end the program or, by --new-data, reset the best loss.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
@@ -302,8 +302,8 @@ static bool begin_parts(struct run *r, pid_t writer, const char **problem, struc
     return false;
 }
 
-// Begins a checkpoint of the last finished step, once the previous save has ended; no later step is enqueued. Without a
-// copy of the state, returns when it is written. finish_save prints how it ended. Every rank calls this.
+// Begins a checkpoint of the last finished step, once the previous save has ended; no later step may be enqueued.
+// Without a copy of the state, returns when it is written. finish_save prints how it ended. Every rank calls this.
 static void save(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;

@@ -65,7 +65,7 @@ static void start_check_ranks(const struct config *config) {
     environment_check_ranks(config->parallel);
 }
 
-// Sets an option as if the user had given it. A string's text is copied and never freed; a list's option_set copies.
+// Sets an option as if the user had given it. A string's text is copied and never freed; option_set copies a list's.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING;
     option_set(&config_rows[row], config, keeps ? text_copy(text) : text);

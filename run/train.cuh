@@ -55,8 +55,8 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 
 // ---- the results of a step ----
 
-// Reports a step, from 0 on, that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`,
-// in the `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more such step.
+// Reports a step (`step`: from 0 on) that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf,
+// `value`, in `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->training.skip_nonfinite;
@@ -73,7 +73,7 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     say_warning("%s; skipped, %d of %d", where, nonfinite, allowed);
 }
 
-// Counts and logs a step, from 0 on, that updated nothing, since no target of its batch counts.
+// Counts and logs a step (`step`: from 0 on) that updated nothing, since no target of its batch counts.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
     r->empty++;

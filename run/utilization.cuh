@@ -16,7 +16,7 @@ struct flops_per_token {
 struct layer_flops {
     double matmuls, attention;
 };
-// Returns a layer's flops per token in forward, by the table of activations (recompute.cuh), as times are predicted.
+// Returns a layer's flops per token in forward, by the table of activations (recompute.cuh), which times follow too.
 static struct layer_flops layer_flops_of(const struct layer_shape *s) {
     struct layer_flops flops = {0, activation_row(ACT_ATT, s).flops_per_token};
     for (int id = 0; id < ACT_COUNT; id++)

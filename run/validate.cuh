@@ -110,7 +110,7 @@ static void repeat_validation(struct run *r) {
                   r->best_val_step == r->finished ? ", the best so far" : "");
     }
 }
-// Makes the run's checkpoint the best, with --save-best, where repeated validation or a kill has left that undone.
+// Makes the resumed checkpoint the best, with --save-best, where repeated validation or a kill has left that undone.
 static void mend_best(struct run *r) {
     const struct config *c = r->config;
     if (c->rank == 0 && c->checkpoints.save_best && *c->checkpoint && !isnan(r->best_val_loss) &&
