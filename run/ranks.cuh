@@ -143,7 +143,7 @@ static void check_same_data(struct run *r) {
 
 // ---- during the run ----
 
-static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
+static uint64_t hash_of_device_memory(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
         return hash64(memory, bytes, 0);
@@ -162,7 +162,7 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
-    const uint64_t hash = o->states[id].device ? hash_of(m, o->states[id].device, below) : 0;
+    const uint64_t hash = o->states[id].device ? hash_of_device_memory(m, o->states[id].device, below) : 0;
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
@@ -198,11 +198,12 @@ static void check_replicas(struct run *r) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
     if (!shards_parameters(s))
-        mine[REPLICA_PARAMETERS] = hash_of(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
+        mine[REPLICA_PARAMETERS] = hash_of_device_memory(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
     if (!shards_parameters(s) && m->frozen.params)
-        mine[REPLICA_FROZEN] = hash_of(m, m->frozen.params, (size_t)m->frozen.shards.flat * sizeof *m->frozen.params);
+        mine[REPLICA_FROZEN] =
+            hash_of_device_memory(m, m->frozen.params, (size_t)m->frozen.shards.flat * sizeof *m->frozen.params);
     if (m->table.stored_bytes > 0)
-        mine[REPLICA_STORED] = hash_of(m, m->stored.memory, (size_t)m->table.stored_bytes);
+        mine[REPLICA_STORED] = hash_of_device_memory(m, m->stored.memory, (size_t)m->table.stored_bytes);
     for (int id = 0; id < STATE_COUNT; id++)
         if (!optimizer_is_sharded(&m->optimizer))
             mine[REPLICA_STATES + id] = hash_of_state(m, (enum optimizer_state)id);
