@@ -201,8 +201,8 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Returns the first rank whose `done` is false, or the number of ranks. what, patient: as control_all_gather takes them.
-// Every rank calls this.
+// Returns the first rank whose `done` is false, or the number of ranks, if all are done. what, patient: as
+// control_all_gather takes them. Every rank calls this.
 static int first_rank_without(const struct run *r, bool done, const char *what, bool patient) {
     const int ranks = r->config->ranks;
     bool *all = (bool *)calloc((size_t)ranks, sizeof *all);

@@ -162,7 +162,7 @@ static void sampler_close(struct sampler *sampler) {
     free(sampler->logits);
 }
 
-// Draws the token of sequence b that follows position t. logits (sequences, Vp): on the device, which it waits for.
+// Draws the token after position t of sequence b, by seed and stream. Waits for the device's logits (sequences, Vp).
 static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
                            uint64_t stream) {
     const struct config *c = &m->config;
