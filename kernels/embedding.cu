@@ -81,15 +81,15 @@ DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int6
 DEVICE_FUNCTION uint32_t key_index(uint64_t key) { return (uint32_t)(key >> 32); }
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
-// Returns the first key of a pair: a step of the sort compares keys that are `stride` apart.
+// Returns the number of a pair's first key: a step of the sort compares keys `stride`, a power of two, apart.
 DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
     return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
 }
 // Whether the pair of key `at` ascends, in the stage that makes sorted runs of `run` keys.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts a tile a block. run 0: makes the tile's keys and runs the stages up to runs of a tile. Else: runs the rest of
-// the stage of runs of `run` keys, whose pairs are within tiles.
+// Sorts, a tile a block. run 0: makes the tile's keys, from key n on the largest, and runs the stages up to runs of a
+// tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -149,7 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums the indices of at most TOKEN_FEW rows. Warp i looks at key i of n, and sums where it is its index's first.
+// Sums dout's rows of each index that has at most TOKEN_FEW. Warp i sums if key i of n is an index's first key.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Sums the indices of more than TOKEN_FEW rows. Block i looks at key i * TOKEN_FEW: such an index has one of these keys
-// at least, and the first block that finds it adds its rows.
+// Sums dout's rows of each index that has more than TOKEN_FEW. Block i looks at key i * TOKEN_FEW: such an index has
+// at least one of these keys, and the first block that finds the index sums its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                float scale, struct dropout dropout) {
@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// Sums dwpe without a sort, where each row's position is its number; the table's rows past T have no token.
+// Sums dwpe without a sort, where a token's position is its place in its sequence; no token has the rows from T on.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {

@@ -21,9 +21,10 @@ struct table_gradient {
 };
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
 // dwte[token] and dwpe[position] = sums over the tokens, in a fixed order, of scale * dout * forward's dropout scales
-void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,
-                        const floatX *dout,    // (B * T, C)
-                        const int32_t *tokens, // (B, T)
+void embedding_backward(struct table_gradient dwte, // sums NULL: skipped; add: += for =, else rows of no token become 0
+                        struct table_gradient dwpe, // like dwte
+                        const floatX *dout,         // (B * T, C)
+                        const int32_t *tokens,      // (B, T)
                         struct token_positions positions, int B, int T, int C, float scale, struct dropout dropout,
                         void *workspace, struct device *dev);
 __END_DECLS

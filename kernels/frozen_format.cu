@@ -55,7 +55,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
-// Encodes values (n) from element `begin` on, a multiple of NF4_BLOCK; writes absmaxes, of all the matrix's blocks.
+// Encodes values (n) as elements from `begin` on, a multiple of NF4_BLOCK; sets their absmaxes (blocks of the matrix).
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -97,8 +97,7 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 // ---- Reading back ----
 
 // Returns the value of an E4M3 code times `inverse`, its block's 1 / scale, a power of two; NaN: the block has a NaN.
-// At an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not, hence the 2^120. From 2^-126
-// up the result is exact in bf16.
+// In an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not. From 2^-126 up bf16 is exact.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;

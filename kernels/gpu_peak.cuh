@@ -105,8 +105,8 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Returns the row of a GPU by the name that the driver gives it and its memory in bytes, by which editions of one name
-// are told apart (0: not known, the smallest); NULL: it is not known, or a slice (MIG).
+// Returns the row of a GPU by the driver's name for it and its bytes of memory, which tell editions of one name apart
+// (bytes 0: the smallest edition); NULL: no row has the name, or it is the name of a slice (MIG).
 static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     const struct gpu_peak *found = NULL;
     const size_t slack = (size_t)1 << 30; // the least edition that has at least what the driver counts, about
@@ -121,7 +121,7 @@ static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     return found;
 }
 
-// Returns the flop/s of dense matmuls, in bf16 or fp32, by name and bytes of memory (0: not known); 0: not known.
+// Returns the peak flop/s of dense matmuls, in bf16 or in fp32 without TF32, of gpu_peak_find's row; 0: not known.
 static double gpu_peak_flops(const char *name, size_t bytes, bool with_bf16) {
     const struct gpu_peak *gpu = gpu_peak_find(name, bytes);
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;

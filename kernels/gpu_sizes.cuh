@@ -154,7 +154,7 @@ enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Returns the workspace of forward by wgmma: the order of its tiles, for any tables of first keys.
+// Returns the bytes of workspace of forward by wgmma, which holds the order of its tiles, for any tables of first keys.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
     const size_t blocks = ((size_t)shape.T + queries - 1) / queries;

@@ -9,9 +9,8 @@
 
 #ifdef TARGET_CUDA
 
-// One block a row: the gradient's reading finds the row in the caches. Two blocks of 1024 threads on each of 132
-// multiprocessors have 26 MB of a vocabulary of 50k in bf16 in flight. Multiprocessors other than 8.0, 9.0 or 10.x hold
-// 1536 threads, one block; ptxas warns of two.
+// One block a row: the gradient's reading finds the row in the caches. Two blocks of 1024 threads on each of 132 SMs
+// have 26 MB of bf16 in flight, of a vocabulary of 50k. SMs but 8.0, 9.0 and 10.x hold 1536: ptxas warns of two blocks.
 enum { LOSS_THREADS = 1024 };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ / 100 != 9 && __CUDA_ARCH__ / 100 != 10
 enum { LOSS_BLOCKS = 1 };

@@ -10,8 +10,8 @@ struct logit_transform {
 };
 
 __BEGIN_DECLS
-// losses = ln(sum_{j < V} e^z[j]) - z[target]; the padded columns V <= j < Vp are not read. A target below 0 is not
-// counted: its row's loss and gradient are 0.
+// losses = ln(sum_{j < V} e^z[j]) - z[target], z: the transformed logits; padded columns V <= j < Vp are not read. A
+// target below 0 is not counted: its row's loss and gradient are 0.
 // backward: logits <- dloss * dz/dlogit times the gradient of the loss plus z_loss lse^2 (PaLM: Chowdhery et al. 2022,
 // arXiv 2204.02311, section 5), where lse = ln(sum_{j < V} e^z[j]):
 //   (1 + 2 z_loss lse) softmax(z) - onehot(target)
@@ -22,7 +22,7 @@ void cross_entropy(float *losses,          // (N)
                    float dloss, float z_loss, int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
                    struct device *dev);
 
-// logits <- z in place; padded columns stay.
+// logits <- scale * logits or, for softcap > 0, softcap * tanh(scale * logits / softcap); padded columns stay.
 void logits_transform(floatX *logits, // (N, Vp)
                       int64_t N, int V, int Vp, struct logit_transform transform, struct device *dev);
 

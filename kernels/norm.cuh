@@ -19,6 +19,7 @@ void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are
                   const floatX *bias,   // (C); NULL: none
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
+// The number of parts of N rows over which norm_backward sums dx's columns: the rows of dx_partial.
 int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
 // Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
@@ -56,6 +57,7 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                            struct device *dev);
 
+// The number of parts of N rows over which residual_backward sums ddelta's columns: the rows of `partial`.
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
 // `partial` gets sums of ddelta's columns, as stored, over parts of the rows.

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/device.cuh" // HOST_DEVICE
 
-// Returns the position of row `row` < 2^32 of (B, T) tokens. starts: (B) of the sequences' first tokens; NULL: all 0.
+// Returns the position of row `row` < 2^32 of (B, T) tokens. starts (B): the sequences' first positions; NULL: all 0.
 HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
     const uint32_t r = (uint32_t)row, t = (uint32_t)T; // a GPU divides 64 bits by many instructions
     return (starts ? starts[r / t] : 0) + (int64_t)(r % t);

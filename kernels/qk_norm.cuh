@@ -31,10 +31,9 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
-// Turns dqkv from the gradient of what the norm of qk_norm_forward gives, before rotation, into the gradient of qkv.
-// Computes, with y = x * rstd and g = dout * weight,
+// Turns dqkv from the gradient of qk_norm_forward's output before rotation into the gradient of qkv; v's part stays.
+// Computes, with y = x * rstd and g = dout * weight, in an order that depends only on the sizes,
 //   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
-// in an order that depends only on the sizes.
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                       float *dwq,        // (D), in full width (H D); NULL: not wanted
                       float *dwk,        // (D), in full width (Hkv D); NULL: not wanted

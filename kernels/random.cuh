@@ -149,11 +149,13 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
 // Returns the counter's fourth word of a rounding: the second highest bit, its tensor and its use.
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
+// Returns the random words of elements r.first + at to r.first + at + 3; `at` is a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
     const uint64_t block = (uint64_t)(r.first + at) / 4;
     return philox4x32((uint32_t)block, (uint32_t)(block >> 32), rounding_counter2(r), rounding_counter3(r),
                       (uint32_t)r.seed, (uint32_t)(r.seed >> 32));
 }
+// Writes the random words of elements r.first + at, ... to words (PHILOX_CHUNK); `at` is a multiple of 4.
 static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at) {
     philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
 }

@@ -57,10 +57,10 @@ static inline struct rope_settings rope_unscaled(int head_dim, double theta) {
 }
 
 static inline double rope_clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
-static inline double rope_original_positions(const struct rope_settings *s) {
+static inline double rope_original_positions(const struct rope_settings *s) { // 0: max_positions
     return s->original_positions > 0 ? s->original_positions : s->max_positions;
 }
-static inline double rope_factor(const struct rope_settings *s) {
+static inline double rope_factor(const struct rope_settings *s) { // 0: max_positions / original_positions
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
 

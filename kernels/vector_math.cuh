@@ -29,8 +29,7 @@ HOST_DEVICE float float_from_bits(uint32_t bits) {
 // Returns infinity above the largest float, and 0 below 2^-125.5 (x < -87), for denormals would take a second scaling
 // and nobody adds anything that small; e^NaN = NaN.
 HOST_DEVICE float vector_expf(float x) {
-    // The magic's extra 126 makes the low bits n + 126, the exponent field of 2^(n - 1): 2^128 is no float, so the
-    // polynomial is of 2 e^r.
+    // The magic's extra 126 makes the low bits n + 126, 2^(n - 1)'s exponent field: 2^128 is no float. So p is 2 e^r.
     const float shifted = x * 0x1.715476p0f + (ROUNDING_MAGIC + 126.0f);
     const float n = shifted - (ROUNDING_MAGIC + 126.0f);
     // ln 2 in two parts; the first has 9 bits, so that its product with n is exact without a fused multiply-add too.

@@ -141,8 +141,8 @@ static inline vec_words vec_round_bf16(vec x) {
 }
 
 #if defined(__AVX512BF16__)
-// Stores two vectors as bf16, in memory aligned as what is stored. pairs: (LANES) VNNI pairs of the two; row0, row1:
-// (LANES), one vector each. NULL: not wanted; row0 and row1 only together.
+// Stores x0 and x1 as bf16, at addresses aligned to what is stored. pairs: (LANES) VNNI pairs, of x0[i] in the low half
+// and x1[i]; row0: (LANES) of x0; row1: (LANES) of x1. NULL: not wanted; row0 and row1 only together.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {
