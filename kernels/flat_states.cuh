@@ -36,8 +36,8 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
         x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
     return x;
 }
-// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, lane l with element 4 l of a block. bf16
-// is rounded by `random` where `stochastic`, else to nearest.
+// Stores the first `count` of elements [at, at + 4), an 8-bit block with a new scale. All lanes of a warp call, lane l
+// with element 4 l of a block. bf16 is rounded by `random`, upper halves, where `stochastic`, else to nearest.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
     if (format == FORMAT_FP32) {
@@ -68,8 +68,8 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
     }
 }
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
-// Merges all threads' maxima into their tensors' amaxes, by one atomic operation a tensor: one a warp would be a
-// million. All threads call. index: the warp's tensor's row. shared: FLAT_AMAX_BYTES, unused since the last barrier.
+// Merges all threads' maxima into their tensors' amaxes, if any, by one atomic operation a tensor: one a warp would be
+// a million. All threads call. index: the warp's tensor's row. shared: FLAT_AMAX_BYTES, unused since the last barrier.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -102,7 +102,7 @@ static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a 
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }
-// Returns `count` elements of a state's blocks in fp32: where they lie, or decoded into `room`, of `count` floats.
+// Returns the first `count` elements of `blocks` in fp32: `blocks` itself for FORMAT_FP32, else room (count), decoded.
 static inline float *state_decoded(void *blocks, enum state_format format, float *room, int count) {
     if (format == FORMAT_FP32)
         return (float *)blocks;
@@ -111,7 +111,7 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Stores what state_decoded decoded into `room`, if anything. bf16 is rounded by words (count), or NULL: to nearest.
+// Encodes room (count) to `blocks`; FORMAT_FP32: does nothing. bf16 is rounded by words (count), or NULL: to nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

@@ -16,7 +16,7 @@ struct gradient_check {
 // Returns the check of gradients whose sum of squares is `squares`. They are of the sum of losses divided by `targets`,
 // of which `counted` counted: the gradients of the mean loss are targets / counted times as large. grad_norm is the
 // norm of the mean loss's gradients; they are scaled down to norm `clip` (0: never) as torch.nn.utils.clip_grad_norm_
-// does, where 1e-6 keeps a zero norm from dividing. Where none of them counted there is no mean, and `finite` is 0.
+// does, where 1e-6 keeps a zero norm from dividing. Where there are targets and none counted, `finite` is 0.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
     const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
@@ -38,12 +38,13 @@ struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
-// Writes the partial sums of squares of ranges [first, end) of x, FORMAT_FP32 or FORMAT_BF16, to the workspace of all
-// ranges, in one launch. Ranges that are there earlier may be summed earlier, by a call of their own.
+// Writes the partial sums of squares of x, FORMAT_FP32 or FORMAT_BF16, over ranges[first] to ranges[end - 1], in one
+// launch, to the workspace of all `count` ranges. Ranges that are complete earlier may have an earlier call.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
-// total = the sum, in order, of sum_of_squares of `count` ranges, to the bit, after squares_of_ranges of all, once
+// total = the sum, in order and with the bits, of sum_of_squares of each of `count` ranges, once squares_of_ranges has
+// filled `workspace` for all of them. Not to be called twice: the call may overwrite partial sums.
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
 // store = in, or where `add` store + in, summed in fp32. A store of FORMAT_BF16 is rounded stochastically, by

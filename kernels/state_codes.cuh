@@ -85,7 +85,7 @@ HOST_DEVICE uint32_t code_larger_bits(uint32_t largest, float x) {
     const uint32_t bits = float_bits(x) & 0x7fffffffu;
     return bits > largest ? bits : largest;
 }
-// Returns the scale of a block with that largest magnitude. Infinity and NaN become the largest float, so that no code
+// Returns the scale of a block. largest: its largest magnitude's bits. Infinity and NaN become FLT_MAX, so that no code
 // decodes to NaN; less than 2^-100 becomes 0, so that every code of another block decodes to a normal number.
 HOST_DEVICE float code_scale(uint32_t largest) {
     const float scale = float_from_bits(largest < 0x7f7fffffu ? largest : 0x7f7fffffu);

@@ -35,7 +35,7 @@ HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     }
     return 0;
 }
-HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) {
+HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) { // of whole blocks
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
@@ -89,7 +89,7 @@ __BEGIN_DECLS
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// Encodes n elements, to nearest, on the host, then 0 in an 8-bit block's rest. Formats are as for state_decode.
+// Encodes n values to nearest on the host; a last 8-bit block's rest becomes 0. Ends the program as state_decode does.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);

@@ -27,13 +27,13 @@ struct transfers; // one per process; its members are the target's own
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
 // Waits for the transfers in flight, then closes `t`; does nothing where `t` is zeroed.
 static void transfers_close(struct transfers *t, struct device *dev);
-// Begins a copy of `bytes` between the device's and the host's pinned memory. Returns a ticket, never 0.
+// Begins a copy from or to pinned host memory, after work enqueued so far. Returns a ticket for transfer_wait, never 0.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
 // Makes all work that is enqueued on the device from here on wait until the transfer is done. Ticket 0: nothing to wait
 // for. Aborts where the transfer began in another recording of a graph, or outside of this one.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Returns the seconds in which the device waited for transfers; 0, not known, within graphs and without a bus rate.
+// Returns the seconds that the device waited for transfers so far, except in graphs; cpu target: 0 without a bus rate.
 static double transfers_waited_s(struct transfers *t);
 // Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
 // after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
@@ -97,7 +97,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
-// Adds how long the device waited for a transfer, if both its events have happened; not while a graph is recorded.
+// Adds a transfer's wait to waited_s, once, if both its events have happened; not to call while a graph is recorded.
 static void transfer_measure_wait(struct transfers *t, int direction, int event) {
     float milliseconds = 0;
     if (!t->reaching[direction][event])

@@ -79,7 +79,7 @@ static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, a new one while segments are recorded. Aborts past the last; no memory ends the program.
+// Returns the segment at hand, a new one while segments are recorded. Aborts past the last; fails without memory.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_abort("recorded work is enqueued again with more segments than were recorded");
