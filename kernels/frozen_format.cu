@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
     }
 }
 static __global__ void __launch_bounds__(FROZEN_THREADS)
-    nf4_dequantize_from_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
+    nf4_dequantize_unaligned_kernel(floatX *out, struct nf4_matrix from, int64_t begin, int64_t count) {
     const int64_t at = (int64_t)blockIdx.x * FROZEN_THREADS + threadIdx.x, i = begin + at;
     if (at < count)
         out[at] = to_floatX(device_nf4_levels[nf4_code_at(&from, i)] * nf4_absmax(&from, i / NF4_BLOCK));
@@ -164,8 +164,8 @@ static void frozen_nf4_decode(floatX *out, struct nf4_matrix from, int64_t begin
         LAUNCH(dev, nf4_dequantize_kernel, blocks_for(count, FROZEN_EACH * FROZEN_THREADS * PACK), FROZEN_THREADS,
                NF4_LEVELS * sizeof(float), out, from, begin, count);
     else
-        LAUNCH(dev, nf4_dequantize_from_kernel, blocks_for(count, FROZEN_THREADS), FROZEN_THREADS, 0, out, from, begin,
-               count);
+        LAUNCH(dev, nf4_dequantize_unaligned_kernel, blocks_for(count, FROZEN_THREADS), FROZEN_THREADS, 0, out, from,
+               begin, count);
 }
 
 struct frozen_fp8_pack {
