@@ -33,8 +33,8 @@ struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// P^T = 2^(scale S^T - m), m the new maximum, times `factors` unless NULL. rescale gets 2^(old m - new m), by which the
-// sums so far shrink. In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
+// P^T = 2^(scale S^T - m), times `factors` unless NULL; *strip gets the new m and l, rescale (32) 2^(old m - new m), by
+// which O^T so far shrinks. In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -237,7 +237,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 
 // ---- Backward: its units of work are kernels/attention/cpu_cuts.cuh's ----
 
-// Packs `strips` strips of queries from `first` on, lse and delta = rowsum(dout * out). Padding rows get 0: P 1, dS 0.
+// Fills *queries for `strips` strips from strip `first` on; delta = rowsum(dout * out). Past T, lse and delta are 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
@@ -331,7 +331,8 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
     flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
+// Computes dQ of one tile of queries of one head, and adds the tile's dK and dV to dk and dv, (panels, steps) blocks.
+// Panels before `written` hold sums already; the tile's other panels are overwritten.
 ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {

@@ -40,7 +40,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
         }
     }
 }
-// Returns the first pair of segment s of sequence b's KV heads; for s = segments the end of the last.
+// Returns the first pair of segment s of sequence b's KV heads; for s = segments the end of the last segment.
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
@@ -49,7 +49,7 @@ static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;
 }
-// live = the segments of a KV head of sequence b that visited a panel, none empty, in order. Returns their number.
+// live = the numbers, in order, of the segments of sequence b's KV heads that visit `panel`. Returns how many do.
 static inline int flash_live_segments(int live[FLASH_UNITS], const struct flash *f, const struct flash_cuts *cuts,
                                       int b, int panel) {
     int count = 0;

@@ -26,7 +26,7 @@ struct flash {
     char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
 };
 
-// Returns the sizes of a call; packed operands are still NULL.
+// Returns a call's arguments and sizes; the packed operands are still NULL.
 static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct flash f;
     memset(&f, 0, sizeof f);
@@ -45,6 +45,7 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
     f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
     return f;
 }
+// The number of bytes of one packed operand, k, kt or v, of all KV heads.
 static inline size_t flash_packed_bytes(const struct flash *f) {
     return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
 }
@@ -72,7 +73,7 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
 static inline int flash_begin(const struct flash *f, int b, int strip) {
     return f->shape.first_key ? f->shape.first_key[(int64_t)b * f->shape.T + strip * BLOCK] / BLOCK : 0;
 }
-// Returns a query tile's visible area in squares of a tile's width; the diagonal's and a short last tile count full.
+// Returns the area that a query tile sees, in squares of its width; the diagonal's square and a short tile count full.
 static double flash_area(const struct flash *f, int b, int tile) {
     if (!f->shape.first_key)
         return tile + 1;
@@ -88,7 +89,7 @@ static double flash_sequence_area(const struct flash *f, int b) {
         area += flash_area(f, b, tile);
     return area;
 }
-// Returns the visible area of all sequences over the area of the sequence that sees most: B where all are alike.
+// Returns all sequences' visible area divided by the largest sequence's: B where all sequences are alike.
 static double flash_sequences(const struct flash *f) {
     double sum = 0, most = 0;
     for (int b = 0; b < f->shape.B; b++) {
@@ -99,7 +100,7 @@ static double flash_sequences(const struct flash *f) {
     return sum / most;
 }
 
-// Whether KV heads keep all threads busy: then each thread takes whole heads, packed at its own place, which is cached.
+// Whether KV heads keep the team's threads busy: then a thread takes whole heads, and packs each at its cached place.
 static inline bool flash_whole_heads(const struct flash *f) {
     return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
@@ -133,20 +134,20 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns which of the FLASH_PANELS panels from `group` on strip s of a tile sees, strip `strip` along T; maybe none.
+// Returns which panels of [group, group + FLASH_PANELS) are seen by `strip`, number s of its tile; maybe none.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
     seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
     return seen;
 }
-// Masks the block of S^T of a strip and its last panel: keys after the query lie below the diagonal.
+// Sets scores below the diagonal to -inf, keys after the query, in the block of S^T of a strip and its last panel.
 static inline void flash_mask_diagonal(float *scores) {
     for (int key = 1; key < BLOCK; key++)
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
-// Masks the block of S^T at `panel` and a tile's strip s, `strip` along T.
+// Sets to -inf the scores in the block of S^T at `panel` that the queries of `strip`, number s of its tile, don't see.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         flash_mask_diagonal(scores);
@@ -160,7 +161,7 @@ static inline void flash_mask(float *scores, const struct flash_sight *sight, in
         }
 }
 
-// scores (count, whole vecs) = softcap tanh(scale scores / softcap). slopes, or NULL: the derivatives by scale scores.
+// scores (count, whole vecs) = softcap tanh(scale scores / softcap). slopes (count) = 1 - tanh^2; NULL: not wanted.
 static void flash_cap(float *scores, float *slopes, int count, const struct flash *f) {
     const float inner = f->shape.scale / f->shape.softcap, softcap = f->shape.softcap;
     for (int i = 0; i < count; i += LANES) {
@@ -189,7 +190,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges the rows' amax.
+// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges the amax.
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
                              const struct flash *f) {
     const int D = f->D;
@@ -237,8 +238,8 @@ ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p
         }
     }
 }
-// Adds a panel's dK and dV, of `depth` strips of the tile from strip `begin` on, to dk and dv, (steps) blocks each; where
-// `fresh`, overwrites them. slot: the panel's in g->ds.
+// Adds a panel's dK and dV, of `depth` strips of the tile from strip `begin` on, to dk and dv, (steps) blocks each;
+// where `fresh`, overwrites them. slot: the panel's in g->ds.
 ALWAYS_INLINE void flash_add_key_gradients(const enum block_layout layout, const struct flash *f, float *dk, float *dv,
                                            const struct flash_gradients *g, const struct flash_queries *queries,
                                            int slot, int begin, int depth, bool fresh) {

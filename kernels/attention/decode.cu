@@ -156,7 +156,7 @@ static inline xvec decode_vec(const floatX *head, int v, int D) {
     return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);
 }
 
-// scores = scale q K^T of n keys. Returns the largest.
+// scores = scale q K^T of n keys, (n, D). Returns the largest score. scale: decode_scale's.
 static inline float decode_scores(float *scores, const xvec *q, const floatX *keys, int n, int D, float scale) {
     float max = -INFINITY;
     for (int j = 0; j < n; j++) {
@@ -169,7 +169,7 @@ static inline float decode_scores(float *scores, const xvec *q, const floatX *ke
     return max;
 }
 
-// Applies the softcap to n scores, of which the largest is `max`. Returns the largest capped score. Inlined, it took
+// Applies decode_cap to n scores, of which the largest is `max`. Returns the largest capped score. Inlined, it took
 // registers from the loops of models without a softcap: 4 % of their time.
 static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
 #pragma omp simd
@@ -198,6 +198,7 @@ ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights
     for (int i = 0; i < vecs * XVEC_PARTS; i++)
         sums[first * XVEC_PARTS + i] = sum[i];
 }
+// Does decode_values for all vectors of a value.
 static void decode_all_values(vec *sums, const float *weights, float shrink, const floatX *values, int n, int D) {
     const int vecs = (D + XVEC_LANES - 1) / XVEC_LANES;
     int v = 0;
@@ -209,7 +210,7 @@ static void decode_all_values(vec *sums, const float *weights, float shrink, con
         decode_values(1, sums, weights, shrink, values, n, v, D);
 }
 
-// p = 2^(p - max) of n scores. Returns their sum. p has room for DECODE_KEYS.
+// p = 2^(p - max) of n scores. Returns the sum of the n results. p has room for DECODE_KEYS.
 static inline float decode_weights(vec *p, int n, float max) {
     vec sum = vec_set(0);
     for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)

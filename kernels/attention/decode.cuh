@@ -13,7 +13,7 @@
 __BEGIN_DECLS
 // Stores the k and v of (B, T) tokens, out of their qkv rows, in the caches, at positions starts[b] to starts[b] +
 // T - 1. Of these, only positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring,
-// and where prompts differ in length, the rows after a shorter one are no tokens, which must not push its own out.
+// and the rows after a shorter prompt's end are no tokens, which must not push the prompt's tokens out.
 void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      floatX *values,        // (B, Hkv, capacity, D)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -43,7 +43,7 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
 HOST_DEVICE int decode_num_keys(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }
-// Returns the factor of q k in a score in units of ln 2; with a softcap, its factor in the argument of decode_cap.
+// Returns what q k is multiplied by: to a score in units of ln 2 or, with a softcap, to the argument of decode_cap.
 HOST_DEVICE float decode_scale(struct attention_shape shape) {
     return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
 }

@@ -19,7 +19,7 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
 // Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on this GPU, or on the one that is
 // planned for; an empty text where they can. Asks the driver, which takes its time: not for each launch.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
-// Names the instructions and types of the backend's products.
+// Returns a constant: the name of the instructions and types of the backend's products.
 const char *flash_describe(const struct device *dev);
 // Whether unfused attention is predicted to be faster on this GPU, or on the one that is planned for.
 bool flash_is_slower(const struct device *dev);
@@ -27,7 +27,7 @@ const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 // out = dropout(softmax(scale Q K^T + causal mask)) V, scores also capped and keys hidden as the shape says; lse =
-// ln(sum of e^s) of each row's masked, scaled scores s.
+// ln(sum of e^s) of each row's scores s: scaled, capped and masked.
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -43,10 +43,10 @@ void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev);
 
-// Returns the bytes of workspace of sm90_forward, also for a shape whose first_key is not there yet.
+// Returns the bytes of sm90_forward's workspace for a shape with a first_key, whether or not the table is set yet.
 size_t sm90_forward_workspace_bytes(struct attention_shape shape);
-// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full, with which first_key ends the program;
-// lse = log2(sum of e^s) of each row's masked, scaled scores s.
+// out = softmax(scale Q K^T + mask) V; lse = log2(sum of e^s) of each row's masked, scaled scores s. The mask is causal
+// and hides the keys before shape.first_key; with shape.full there is no mask, and a first_key ends the program.
 void sm90_forward(floatX *out,       // (B, T, H * D)
                   float *lse,        // (B, H, T); NULL: not written
                   const floatX *qkv, // (B, T, (H + 2 Hkv) * D)

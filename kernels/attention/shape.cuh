@@ -43,7 +43,7 @@ enum attention_feature {
     ATTENTION_FEATURES(BIT_ROW)
 #undef BIT_ROW
 };
-// Returns the words of the first feature in a set; NULL: the set is empty.
+// Returns the words of the first feature in a set of bits of enum attention_feature; NULL: the set is empty.
 static inline const char *attention_feature_name(unsigned features) {
 #define NAME_ROW(id, words)                                                                                            \
     if (features & FEATURE_##id)                                                                                       \
@@ -74,7 +74,7 @@ static_assert(sizeof(struct attention_shape) == sizeof(struct attention_shape_si
                   offsetof(struct attention_shape, full) == offsetof(struct attention_shape_size, full),
               "a field by which a shape asks for something is a row of ATTENTION_ASKS, so that backends refuse it");
 
-// Returns the set of features that a call asks for. dropout: the probability.
+// Returns the features that a call asks for, as bits of enum attention_feature. dropout: the probability.
 static inline unsigned attention_asked(struct attention_shape shape, float dropout) {
     unsigned asked = dropout > 0 ? FEATURE_DROPOUT : 0;
 #define ASK_ROW(type, name, feature)                                                                                   \

@@ -70,7 +70,7 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns the arguments of a plan's kernel, and lets it have its shared memory. spans: the rows' table; NULL: causal.
+// Returns a kernel's arguments, `any` with `spans`, and lets the kernel have its shared memory. spans NULL: causal.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {

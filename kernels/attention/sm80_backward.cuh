@@ -1,5 +1,4 @@
-// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. kernels/attention/sm80.cu states the
-// policy.
+// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. Its policy: kernels/attention/sm80.cu.
 #pragma once
 #include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
 #include "kernels/vector_math.cuh"          // LOG2E
@@ -9,8 +8,8 @@
 struct backward_element {
     float p, ds;
 };
-// Returns P and dS from an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). mask: dropout's
-// factor, of the P that is returned and of dP. Where scores are capped, dS is multiplied by 1 - tanh^2.
+// Returns P and dS of an element: P = exp2(scale_log2 S - lse_log2), 0 unless `visible`, and dS = P (dP - delta), where
+// scores are capped, times 1 - tanh^2. mask: dropout's factor, by which dP and the P that is returned are multiplied.
 template <class plan>
 DEVICE_FUNCTION struct backward_element backward_one(const typename plan::arguments &a, float s, float dp,
                                                      float scale_log2, float lse_log2, float delta, float mask,
@@ -29,8 +28,7 @@ DEVICE_FUNCTION struct backward_element backward_one(const typename plan::argume
 }
 
 // Makes S and dP of a chunk: s = left . right^T, dp = dleft . dright^T. left, dleft: 16 M rows; right, dright:
-// origin_right of two tiles, of which the 8 N rows from `first` on are read. fp32: one product after the other, which
-// takes fewer registers.
+// origin_right of two tiles, of which the 8 N rows from `first` on are read. fp32: first s, then dp: fewer registers.
 template <int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_both(float s[M][N][4], float dp[M][N][4], const left_operand &left,
                                    const left_operand &dleft, uint32_t right, uint32_t dright, int first) {
@@ -86,7 +84,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Computes delta = rowsum(dO O) of this lane's rows, a row by its quad; a.rows gets lse log2(e) and delta.
+// Sets lse log2(e) and delta = rowsum(dO O), in `state` and a.rows, of the warp's rows from first_row on.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -127,9 +125,8 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
         }
 }
 
-// Adds dS K of one tile of keys to dQ, state.dq, of the warp's rows from first_row on, a chunk of keys at a time.
-// token: the row of the sequence's first token. stage: the shared-memory address of the tile's K, loaded, with V
-// TILE_BYTES after it.
+// Adds dS K of one tile of keys to state.dq, of the warp's rows from first_row on. token: the row of the sequence's
+// first token. stage: the shared-memory address of the tile's K, loaded, with V TILE_BYTES after it.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
@@ -178,7 +175,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
     }
 }
 
-// Loads a tile's K and V, or, with two stages, waits for these and loads the next tile's; then multiplies.
+// Loads a tile's K and V or, with two stages, waits for them and loads the next tile's; then calls backward_query_tile.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          const struct head_views &view, int64_t head, int first_row, int tile,
@@ -278,8 +275,8 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
     static constexpr int KEYS = 16 * M * KEY_WARPS; // of a block
-    // SMALL: smaller tiles. LATE: see zero_after(). AGAIN, FEWER: more is computed again. All are what ptxas of CUDA 13.0
-    // needs to spill nothing. QUERIES may differ from the host's, which asks for more shared memory.
+    // SMALL: smaller tiles. LATE: see zero_after(). AGAIN, FEWER: more is computed again. All are what ptxas of CUDA
+    // 13.0 needs to spill nothing. QUERIES may differ from the host's, which asks for more shared memory.
     static constexpr bool SMALL = HIDE_MORE && D == 128 && (ANY || (SPANS && !PADDED));
     static constexpr int QUERIES = (D == 256 || SMALL ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
     static constexpr int CHUNK = 16; // queries whose S and dP are in registers at a time
@@ -311,7 +308,7 @@ struct query_steps {
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
-// Starts the copies of a step's Q, dO and rows. All threads call; the caller commits the copies.
+// Starts copying a step's Q, dO and rows to shared memory at `stage`. All threads call; the caller commits the copies.
 template <class plan>
 DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {
@@ -326,7 +323,7 @@ DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struc
                    a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
 }
 
-// Sets last_seen to the last query that sees each key of this lane, as seen from its columns.
+// Sets last_seen to the last query that sees each key of this lane, less first_query and lane_column().
 template <class plan>
 DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan::arguments &a, int64_t token,
                                   int first_key, int first_query) {
@@ -338,7 +335,8 @@ DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan
                                  first_query - lane_column();
 }
 
-// dV += P^T dO and dK += dS^T Q over one tile of queries, a chunk at a time.
+// dV += P^T dO and dK += dS^T Q, of the warp's keys from first_key on, over one tile of queries. token: the row of the
+// sequence's first token. stage: the shared-memory address of the tile's Q, loaded; dO, then rows follow it.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
@@ -397,7 +395,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     }
 }
 
-// Loads a step's queries, or, with two stages, waits for these and loads the next step's; then multiplies.
+// Loads a step's queries or, with two stages, waits for them and loads the next step's; then calls backward_key_tile.
 template <class plan>
 DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,

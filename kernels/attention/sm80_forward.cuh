@@ -41,7 +41,7 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled to the new, finite maximum.
+// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled to the new maximum; sum += s.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -78,8 +78,7 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
         }
 }
 
-// Masks the keys after each row: scores become -inf. first_row: the warp's first query; first_column: the tile's first
-// key.
+// Sets scores of keys after their query to -inf. first_row: the warp's first query; first_column: the tile's first key.
 template <class plan>
 DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first_row, int first_column) {
     const int lane = thread_index<(plan::D > 64 || plan::SPANS)>() % 32;
@@ -94,7 +93,7 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
-// Masks the keys before the first that a row sees.
+// Sets scores of keys before the first that a row sees to -inf. token: the sequence's first; others: as forward_mask.
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {
@@ -114,7 +113,7 @@ DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], cons
         }
 }
 
-// s = capped_score(s, factor) of products of queries and keys, in units of score_unit()
+// s = capped_score(s, factor), where s are products of queries and keys
 template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KEYS / 8][4], float factor) {
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
@@ -138,8 +137,9 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// Adds a tile of keys, `lowest` the last, by all threads. On entry this tile's K and all earlier copies are in flight;
-// on return the next K's copy is. K and V have a buffer each: V arrives while S is made, the next K while O is.
+// Adds a tile of keys to `state`, by all threads; tile `lowest` is the last. On entry this tile's K and all earlier
+// copies are in flight; on return the next K's copy is. K and V have a buffer each: V arrives while S is made, the next
+// K while O is. queries, keys, values: shared-memory addresses.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
@@ -205,7 +205,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     }
 }
 
-// Writes O / sum to out, and lse = scale maximum + ln(sum), unless a.lse is NULL.
+// Writes O / sum to out, in bf16 by way of Q's place; lse = score_unit() maximum + ln(sum), unless a.lse is NULL.
 template <class plan>
 DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typename plan::arguments &a,
                                     const struct head_views &view, int64_t head, int first_row, uint32_t queries) {

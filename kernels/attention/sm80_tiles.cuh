@@ -40,8 +40,8 @@ template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
 
-// Returns 0, where LATE by way of a count that is 0 or more: ptxas sees through thread_index(), but what is computed from
-// this it can't compute before the count is known, and so keeps in no register until then.
+// Returns 0, where LATE by way of a count that is 0 or more: ptxas sees through thread_index(), but what is computed
+// from this it can't compute before the count is known, and so keeps in no register until then.
 template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
     return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
@@ -148,7 +148,7 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint3
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
-// Returns the address for the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
+// Returns origin_down's address for the order right, then down: rows 0-7 and 8-15 as two right operands, transposed.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -184,9 +184,9 @@ DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stri
                         first + row + i < a.T && (!plan::PADDED || PACK * (piece + j) < a.head_dim));
 }
 
-// Writes this warp's ROWS x COLUMNS of accumulators. bf16 goes by way of the warp's own part of a tile, so that global
-// memory sees 16-byte writes; with fp32 a fragment's row is 32 bytes, all that memory needs. Rows past T and columns
-// past the head are left out. acc is ROWS/16 x COLUMNS/8 fragments.
+// Writes acc, this warp's ROWS x COLUMNS, to a head's rows from `first` on, columns from tile_column on. bf16 goes by
+// way of the warp's own part of a tile, at (tile_row, tile_column), so that global memory sees 16-byte writes; in fp32
+// a fragment's row is 32 bytes, all that memory needs. Rows past T and columns past the head are left out.
 template <class plan, int ROWS, int COLUMNS>
 DEVICE_FUNCTION void store_rows(floatX *matrix, int row_stride, int first, const struct flash_arguments &a,
                                 uint32_t tile, int tile_row, int tile_column,
@@ -251,6 +251,7 @@ template <int D, int M, bool IN_REGISTERS> struct left_rows {
         for (int m = 0; m < M; m++)
             to[m] = ldmatrix_x4(block_address<D>(address, 16 * m, STEP * k));
     }
+    // to = the operand of the tile's columns from STEP k on.
     __device__ __forceinline__ void at(struct word_x4 to[M], int k) const {
         if (IN_REGISTERS)
 #pragma unroll
@@ -331,7 +332,7 @@ DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x
     }
 }
 
-// s = left . B^T, with fp32, in runs of depth of which each is a sum of its own in the tensor cores (depth_run). left:
+// s = left . B^T in runs of depth, each a sum of its own in the tensor cores (depth_run), as fp32 needs it. left:
 // 16 M rows; B: the 8 N rows from `first` on of a tile; right_origin: the tile's origin_right.
 template <int UNROLL, int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left, uint32_t right_origin, int first) {
@@ -367,8 +368,8 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
     }
 }
 
-// left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16: rounded.
-// fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7, since a lane holds columns 2t and 2t + 1 where the operand has t and t + 4.
+// left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16:
+// rounded. fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7: a lane holds columns 2t and 2t + 1, the operand has t and t + 4.
 // It is inlined because in the emulator gcc would merge instances of different N, and warn of the larger one's bounds.
 template <int M, int N>
 __attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
@@ -461,7 +462,7 @@ DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.sca
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
 // Whether scores are capped: never.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
-// Whether scores are capped: in an instance without dropout always.
+// Whether scores are capped: without dropout always, since only a softcap asks for such an instance.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
     return !plan::DROPOUT || a.cap_factor > 0;
 }
@@ -498,6 +499,7 @@ template <int M, int COLUMNS> struct dropout_bits {
     static constexpr int PAIRS = 2 * M * COLUMNS / 8, WORDS = (PAIRS + 15) / 16;
     uint32_t word[WORDS];
 
+    // Returns `kept` where element i of fragment (m, n) is kept, else 0.
     __device__ __forceinline__ float mask(int m, int n, int i, float kept) const {
         const int bit = ((2 * m + i / 2) * (COLUMNS / 8) + n) * 2 + i % 2;
         return word[bit / 32] >> bit % 32 & 1 ? kept : 0.0f;

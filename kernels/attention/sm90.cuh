@@ -74,7 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts the copies of ROWS rows, a box of `map`, with an L2 policy. One thread calls; `barrier` expects the bytes.
+// Starts copying ROWS rows, a box of `map`, to a tile, by an L2 policy. One thread calls; `barrier` expects the bytes.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -100,8 +100,8 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
     }
 }
 
-// Starts the copies of this warp's 16 rows, as sm90_put_rows has stored them, of the tile of 64 whose first row is
-// `first`; the box of `map` has 16 rows. One thread of the warp calls, after all have fenced, and commits the copies.
+// Starts copying to global memory this warp's 16 rows, as sm90_put_rows stored them, of the tile of 64 whose first row
+// is `first`; `map` has boxes of 16 rows. One thread of the warp calls, after all have fenced, and commits the copies.
 template <int D>
 DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
     typedef sm90_layout<D> layout;
@@ -116,7 +116,7 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
-// Returns the maximum of `largest` and the magnitudes, as fp32's bits, of eight elements.
+// Returns the maximum, as fp32's bits, of `largest` and the magnitudes of the eight bf16 elements of `words`.
 DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 &words) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -124,7 +124,7 @@ DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 
     return largest;
 }
 // Returns the bits of the largest magnitude in this lane's part of the warp's first `left` rows of a tile of 64, where
-// sm90_put_rows stored them; amax_merge_warp joins lanes. From accumulators, it made the loop before up to 7 % longer.
+// sm90_put_rows stored them; amax_merge_warp joins lanes. Taken from accumulators, amax made loops up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;

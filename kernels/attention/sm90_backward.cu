@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts a tile's copies in boxes of `columns`, by one thread; `barrier` expects the bytes. again: others read it, too.
+// Starts copying a tile in boxes of `columns`, by one thread; `barrier` expects the bytes. again: others read the tile.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -217,7 +217,7 @@ DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t
     return douts;
 }
 
-// Loads the lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
+// Loads the lse or delta at `from`, of the queries of columns 2 t and 2 t + 1 of a block of 8.
 DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);
@@ -475,7 +475,7 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Computes dQ and dK, and finishes dV: a step's third part. LAST: no S is begun.
+// Computes dQ and dK, and finishes dV: a step's third part. LAST: does not begin the next step's S.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -527,7 +527,7 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
-// Returns where the sums of columns of a tile's rows belong, from a head's first column on.
+// Returns where the sums of a tile's columns lie in a.bias_partial, from a head's first column on.
 template <class plan>
 DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
     return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
@@ -776,7 +776,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Sums the columns of dQ of a tile and head, by rows in shared memory, into a.bias_partial. All threads call.
+// Sums the columns of dQ of a tile and head, whose rows are at `shared`, into a.bias_partial. All threads call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {

@@ -129,7 +129,7 @@ struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
-// Returns the keys of the block of that index, and the tiles of queries that it visits.
+// Returns the keys of the block of index `index`, blockIdx.x, and the tiles of queries that the block visits.
 template <class plan>
 DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int index) {
     struct sm90_backward_block block;
@@ -156,7 +156,7 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     return block;
 }
 
-// Returns the query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
+// Returns the query head of step i of a tile. With any_order, blocks at the same tile add to different heads.
 DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                        int i) {
     const int later = i + block.number;
@@ -185,7 +185,7 @@ template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backwa
         position -= a.positions.document_starts[(int64_t)b * a.T + t];
     return position;
 }
-// Undoes RoPE on a head's gradient: a are its elements i and i + 1, b those D/2 further.
+// Undoes RoPE on a head's gradient. a: elements i and i + 1; b: elements i + D/2 and i + 1 + D/2; angles: i's.
 DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
     rope_rotate_pair(a[0], b[0], angles.cosine.x, -angles.sine.x);
     rope_rotate_pair(a[1], b[1], angles.cosine.y, -angles.sine.y);

@@ -21,8 +21,8 @@
 
 enum { SM90_ORDER_THREADS = 256 };
 
-// Orders the tiles by how many tiles of keys they see: the most first and, of equals, the last first; in sections, each
-// sequence's tiles for themselves. A tile's heads are neighbors. A thread finds the places of one tile.
+// Fills a.order with the tiles, by how many tiles of keys they see: the most first and, of equals, the last first; with
+// sections, each sequence's tiles apart. A tile's heads are neighbors. A thread finds the places of one tile.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -52,6 +52,7 @@ template <class plan> struct sm90_forward_pipelines {
     struct sm90_pipeline<plan::STAGES> k, v;
     uint32_t queries; // a full and an empty one for each warpgroup
 
+    // Sets the barriers' addresses in the block's shared memory.
     __device__ __forceinline__ void at(uint32_t shared) {
         k.barriers = shared + plan::BARRIERS_AT;
         v.barriers = k.barriers + 16 * plan::STAGES;
@@ -113,7 +114,7 @@ template <class plan> struct sm90_forward_state {
     float factor[2];                // of what was summed before the last tile
 };
 
-// Waits, with TURNS, until the previous warpgroup passes the turn to start products to barrier 1 + warpgroup.
+// Waits, with TURNS, at barrier 1 + warpgroup until the previous warpgroup passes the turn to start products.
 template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
@@ -169,7 +170,7 @@ DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int col
            (MASK != SM90_NO_MASK && plan::SPANS && column < seen.first[half]);
 }
 
-// Turns S into exp2(scale log2(e) (S - the row's maximum so far)), and updates the rows' maxima, factors and sums.
+// Masks S, makes it exp2(scale log2(e) (S - the row's maximum so far)), and updates the rows' maxima, factors and sums.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2,
                                   const struct sm90_seen &seen) {
@@ -235,7 +236,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// Computes P of the first tile. There is nothing yet to add to O.
+// Computes P of the first tile of keys. There is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const struct sm90_seen &seen) {
@@ -324,7 +325,7 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O / the rows' sums by way of shared memory, each warp its rows. empty: says when the queries' place is read.
+// Writes O / the rows' sums by way of shared memory, each warp its rows. empty: released if O leaves by Q's place.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,

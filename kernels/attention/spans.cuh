@@ -5,11 +5,11 @@
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
-// Fills both tables (device memory): the first key that the query at t sees, the last query that sees the key at t.
+// Fills two tables: the first key that query t sees, the last query that sees key t. All tables are in device memory.
 static void
 attention_spans(int32_t *first_key,             // (B, T)
                 int32_t *last_query,            // (B, T)
-                const int32_t *document_starts, // (B, T) the row at which a token's document begins; NULL: 0
+                const int32_t *document_starts, // (B, T) the t at which a token's document begins; NULL: 0
                 int window,                     // keys that a query sees, its own included; 0: all
                 int B, int T, struct device *dev);
 

@@ -11,7 +11,7 @@
 __BEGIN_DECLS
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 // P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and hidden keys; out = dropout(P) V. Writes all
-// of out and, for backward and without the dropout, of P. amax: kernels/amax.cuh's, of out; NULL: not taken.
+// of out and P; P, without the dropout, is kept for backward. amax: kernels/amax.cuh's, of out; NULL: not taken.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -19,7 +19,7 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Writes all of dqkv, the gradient of unfused_forward of the same arguments. amax: of dqkv; NULL: not taken.
+// Writes all of dqkv, the gradient of unfused_forward, called with these arguments. amax: of dqkv; NULL: not taken.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)

@@ -26,7 +26,7 @@ struct unfused {
     float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
-// Returns the sizes of a call; packed operands and rows are still NULL.
+// Returns a call's arguments and sizes; packed operands and rows are still NULL.
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct unfused u;
     memset(&u, 0, sizeof u);
@@ -79,6 +79,7 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
 
 // Returns the index within a panel of its first key that is not before key `first`; BLOCK or more: all are before.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
+// Returns the end within a panel of its keys up to key `last`, BLOCK at most.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
@@ -108,7 +109,7 @@ static void unfused_write(floatX *rows, int64_t stride, const float *blocks, flo
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
     amax_merge_rows(u->amax, rows, stride, count, D);
 }
-// sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`.
+// sums (steps blocks) = or, where `add`, += unfused_block's block of `matrix` times panel `panel` of `right`.
 ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums, const floatX *matrix,
                                     const char *right, int64_t right_head, const struct unfused *u, int64_t head,
                                     int strip, int panel, bool dropped, bool add) {
@@ -296,7 +297,7 @@ static void unfused_cap_backward(float *ds, const float *x, float scale, float s
         ds[i] *= 1.0f - capped * capped;
     }
 }
-// Computes dP = dO V^T, dS, which is stored, and dQ = scale dS K of one strip.
+// Computes dS, which is stored, and dQ = scale dS K of one strip of a head. rows (panels blocks): scratch for dP.
 ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX *dqkv, floatX *ds, const floatX *dout,
                                           const floatX *qkv, const floatX *probabilities, float *rows,
                                           const struct unfused *u, int64_t head, int strip) {
