@@ -156,8 +156,8 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
             return;
     }
 }
-// Makes the plan of p->key: forward in bf16 as one operation where that is taken, else as a graph of operations. Where the
-// library refuses, p->plan stays NULL.
+// Makes the plan of p->key: forward in bf16 as one operation where that is taken, else as a graph of operations. Where
+// the library refuses, p->plan stays NULL.
 static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     b->functions = &library->functions;

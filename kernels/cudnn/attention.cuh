@@ -12,8 +12,7 @@
 //
 // Determinism. cuDNN states that most of its routines give the same bits in every run of one version on one
 // architecture (its developer guide, "Reproducibility"); an engine whose bits may differ carries a note. Forward: the
-// report says whether the engine has the note; without it recomputation should change no bit. Backward: enum
-// fused_order.
+// report says whether the engine has the note; without it recomputation should change no bit. Backward: fused_order.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
@@ -25,7 +24,7 @@ __BEGIN_DECLS
 // Frees the library and its plans, which no recorded graph may hold, before device_close. Nothing need be open.
 void fused_close(struct device *dev);
 // Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without a GPU and in a build for
-// fp32 or the CPU. The text is the library's.
+// fp32 or the CPU. The text lives until fused_close.
 const char *fused_describe(struct device *dev);
 // Returns a number that tells the installed library from another, without calling it; 0: none, or none in this build.
 uint64_t fused_installed(void);
@@ -34,16 +33,16 @@ uint64_t fused_installed(void);
 // 8.0's; on 9.0 cuDNN is twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
 // (docs/internals/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
-// Names the GPU, open or planned for, by its compute capability, in `text` (size bytes), or says that none is open.
+// Returns the GPU's compute capability, open or planned for, in `text` (size bytes), or words that say none is open.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
-// Whether fused computes forward of this shape. Every call asks: prompts and windows have shapes of their own.
+// Whether fused computes forward of this shape; makes its plan. Each call asks: prompts and windows have other shapes.
 bool fused_takes(struct attention_shape shape, struct device *dev);
 // The number of bytes of workspace of fused_forward, for a shape that it takes; without an open GPU an estimate.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
 // The number of bytes of workspace of fused_backward, for a shape that it takes; without an open GPU an estimate.
 // any_order: its bits may differ from run to run.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
-// Describes what the plans take and whether forward gives the same bits again, in `text` (size bytes) or a constant.
+// Returns, in `text` (size bytes) or as a constant, what the plans take and whether forward gives the same bits again.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's

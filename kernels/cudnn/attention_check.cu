@@ -36,8 +36,7 @@ struct fused_results {
     floatX *out, *dqkv;
 };
 
-// Returns `bytes` of elements on the host, uniform in [-2, 2), which the caller frees. Ends the program where memory is
-// short.
+// Returns `bytes` of elements on the host, uniform in [-2, 2), which the caller frees; out of memory ends the program.
 static floatX *fused_check_floats(size_t bytes, uint32_t seed) {
     floatX *x = (floatX *)malloc(bytes);
     if (x == NULL)
@@ -58,8 +57,8 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     return memory;
 }
 static size_t fused_check_larger(size_t a, size_t b) { return a > b ? a : b; }
-// Allocates all that flash and another attention need for one sequence, qkv and dout filled; fused_check_close frees it.
-// workspace_bytes: the other one's.
+// Allocates what flash and another attention need for one sequence, qkv and dout filled; fused_check_close frees it.
+// workspace_bytes: the other attention's.
 static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, size_t workspace_bytes,
                                            struct device *dev) {
     struct fused_check c;
@@ -97,7 +96,7 @@ static floatX *fused_check_download(const floatX *memory, size_t bytes, struct d
     device_download(host, memory, bytes, dev);
     return host;
 }
-// Returns forward's output, fused's or flash's, which the caller frees. The GPU's is cleared before, so that gaps show.
+// Returns forward's output, fused's or flash's, which the caller frees. Clears the GPU's before: gaps show.
 static floatX *fused_check_forward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->out, c->out_bytes, dev);
     if (fused)
@@ -106,8 +105,7 @@ static floatX *fused_check_forward(struct fused_check *c, bool fused, struct dev
         flash_forward(c->out, c->lse, c->qkv, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->out, c->out_bytes, dev);
 }
-// Returns backward's dqkv, which the caller frees, after a fused_check_forward by the same attention. The GPU's is
-// cleared before.
+// Returns backward's dqkv, which the caller frees, after fused_check_forward of the same `fused`. Clears the GPU's.
 static floatX *fused_check_backward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->dqkv, c->qkv_bytes, dev);
     if (fused)
@@ -148,7 +146,7 @@ static void fused_compare(char *reason, size_t size, const struct fused_check *c
     }
 }
 
-// Sets *shape to one sequence of FUSED_CHECK_TOKENS of a shape. Whether flash takes it on an open device, to be compared.
+// Sets *shape to `like` with one sequence of FUSED_CHECK_TOKENS. Returns whether a GPU is open and flash takes *shape.
 static bool fused_check_compares(struct attention_shape *shape, struct attention_shape like, struct device *dev) {
     char reason[256];
     *shape = like;

@@ -25,7 +25,7 @@ enum fused_tensor {
     FUSED_DV,
     FUSED_ROW_SUMS, // (B, H, T) fp32, scratch: the sums of dout * out
     FUSED_DQ_SUM,   // (B, H, T, D) fp32, scratch: dQ as it is summed
-    // of FP8 attention, one fp32 number in the device's memory each: what a tensor's codes are multiplied by to be read,
+    // of FP8 attention, one fp32 number in device memory each: what a tensor's codes are multiplied by to be read,
     // what its values are multiplied by before they are encoded, the largest magnitude of its values
     FUSED_DESCALE_Q,
     FUSED_DESCALE_K,
@@ -90,7 +90,7 @@ static struct fused_view fused_view_as(struct cudnn_builder *b, const struct fus
     view.tensor = cudnn_tensor_of(b, id, type, dims, view.strides, CUDNN_IN_MEMORY, CUDNN_ALIGNMENT);
     return view;
 }
-// Creates fused_view_as in bf16.
+// Creates a view as fused_view_as does, in bf16.
 static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                        int64_t heads, int64_t row, bool transposed) {
     return fused_view_as(b, k, CUDNN_DATA_BFLOAT16, id, heads, row, transposed);
@@ -101,7 +101,7 @@ static struct cudnn_tensor fused_rows(struct cudnn_builder *b, const struct fuse
     return cudnn_dense(b, id, CUDNN_DATA_FLOAT, dims, CUDNN_IN_MEMORY);
 }
 
-// Returns the index of each score along an axis: 2, its query; 3, its key.
+// Returns a virtual tensor of each score's index along an axis: 2, the score's query; 3, the score's key.
 static struct cudnn_tensor fused_index(struct cudnn_builder *b, struct cudnn_tensor scores, int64_t axis) {
     const struct cudnn_function index = {CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, axis};
     const struct cudnn_tensor y = cudnn_virtual(b, CUDNN_DATA_INT32, scores.dims);

@@ -130,12 +130,12 @@ static inline struct cudnn_tensor cudnn_virtual(struct cudnn_builder *b, enum cu
                                                 const int64_t dims[CUDNN_RANK]) {
     return cudnn_dense(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, CUDNN_VIRTUAL);
 }
-// Creates one fp32 number in the device's memory, which a graph may read or write.
+// Creates a tensor of one fp32 number in the device's memory, which a graph may read or write.
 static inline struct cudnn_tensor cudnn_cell(struct cudnn_builder *b, int64_t id) {
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
     return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_IN_MEMORY, sizeof(float));
 }
-// Creates one fp32 number, whose address in the host's memory the variant pack has.
+// Creates a tensor of one fp32 number, whose address in the host's memory the variant pack has.
 static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t id) {
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
     return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_BY_VALUE, sizeof(float));
@@ -152,7 +152,7 @@ static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descrip
     b->operations[b->operation_count++] = operation;
 }
 
-// c = a b, of the last two dimensions. Where b has fewer heads than a, several of a's heads read one of b's.
+// Appends c = a b, of the last two dimensions. Where b has fewer heads than a, several of a's heads read one of b's.
 static inline void cudnn_matmul_to(struct cudnn_builder *b, struct cudnn_tensor a_in, struct cudnn_tensor b_in,
                                    struct cudnn_tensor c) {
     struct cudnn_descriptor *matmul = cudnn_make(b, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
@@ -180,8 +180,7 @@ struct cudnn_function {
     enum cudnn_data_type computes;
     int64_t axis; // of GEN_INDEX
 };
-// y = f(x), f(x, with) or where ? x : with, elementwise; `with` and `where` are NULL if f has none. A dimension of 1 in
-// `with` is repeated.
+// y = f(x), f(x, with) or where ? x : with, elementwise; NULL: f has no such operand. Dimensions of 1 in `with` repeat.
 static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_function f, struct cudnn_tensor x,
                                       const struct cudnn_tensor *with, const struct cudnn_tensor *where,
                                       struct cudnn_tensor y) {

@@ -33,8 +33,7 @@ struct fused_library {
     struct fused_plan plans[FUSED_PLANS];
 };
 
-// The addresses of a call's tensors, by their ids; NULL: not in the graph. fused_run sets the addresses of
-// numbers by value.
+// The addresses of a call's tensors, by their ids; NULL: not in the graph. fused_run sets numbers' addresses.
 struct fused_call {
     const void *tensors[FUSED_TENSORS];
     float scale, hidden, one;
@@ -50,8 +49,7 @@ void fused_forget_plans(struct fused_library *library);
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
 // Chooses how backward sums dQ. dP is kept up to a limit: that is faster, says cudnn-frontend (pull request 398).
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward in this order; an empty text
-// where it can.
+// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward in this order; empty: it can.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
 // Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
@@ -61,8 +59,7 @@ struct fused_plan *fused_plan_for(struct fused_library *library, const struct fu
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
 // Returns a call's numbers, for a scale of the scores; the addresses are NULL.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
-// Enqueues a call by its plan. workspace: cuDNN's own part. A refusal ends the program or, where library->checks, goes
-// to library->broken.
+// Enqueues a call by its plan. workspace: cuDNN's part. A refusal ends the program; if library->checks, sets `broken`.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
                struct device *dev);
 // The number of bytes of workspace for a key; 0 where the library, whose handle is not NULL, has no plan for it.
