@@ -74,6 +74,7 @@ PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 8, valid);
 #endif
 }
+// Closes a group of this thread's copies, for cp_async_wait.
 PTX_FUNCTION void cp_async_commit(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -340,8 +341,8 @@ static inline void mma_tf32_model(void *fragments) {
     }
 }
 #endif
-// c (16 x 8, fp32) += a (16 x 8, TF32) . b (8 x 8, TF32). TF32 is a float whose 13 lowest bits are not read. All lanes
-// of the warp call. a: words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g); c: as mma_m16n8k16's.
+// c (16 x 8, fp32) += a (16 x 8, TF32) . b (8 x 8, TF32). TF32 is a float whose 13 lowest bits are not read. All
+// lanes call. a: words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g); c: as mma_m16n8k16's.
 PTX_FUNCTION void mma_m16n8k8(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
 #if defined(__CUDACC__)
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

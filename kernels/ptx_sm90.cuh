@@ -552,6 +552,7 @@ template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value)
                  : "memory");
 }
 #else
+// Waits until load_acquire(at) returns `value`.
 PTX_FUNCTION void wait_acquire(const int *at, int value) {
     while (load_acquire(at) != value)
         continue;

@@ -24,7 +24,7 @@ static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 
 // A place is a line and the number of a file, one of those whose threads wait.
 enum { WAIT_FILES = 16 };
-// Returns the path's last two parts of the file of that number, from 1 on; "another file" for others.
+// Returns the last two parts of the path of the file of that number, from 1 on; "another file" for other numbers.
 __host__ __device__ static constexpr const char *wait_file(int number) {
     return number == 1   ? "attention/sm90.cuh"
            : number == 2 ? "attention/sm90_forward.cu"
@@ -35,7 +35,7 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
-// Returns line * WAIT_FILES + the file's number in wait_file, by its path's last two parts; WAIT_FILES - 1: none.
+// Returns line * WAIT_FILES + the number by which wait_file has the path's last two parts, WAIT_FILES - 1 for others.
 __host__ __device__ static constexpr int wait_place(const char *path, int line) {
     const char *name = path, *last = path; // after the last slash but one, and after the last
     int file = 1;
