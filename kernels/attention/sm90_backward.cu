@@ -275,7 +275,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
 }
 // Turns dP^T, this thread's dp (N / 2), into dS^T. pairs: by sm90_load_first, from the delta at `delta`.
 template <int N, bool FIRST>
-DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, const float *pairs, uint32_t delta) {
+DEVICE_FUNCTION void sm90_backward_score_gradients(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float pair[2];
@@ -415,7 +415,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
 // Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. Both warpgroups
 // call. diagonal: the first query less the first key of the block.
 template <class plan>
-DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &state, int diagonal) {
+DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
     const int w = state.warpgroup;
     const uint32_t shared = state.shared, query = plan::SPLIT_KEYS ? 0 : (uint32_t)(w * PART);
@@ -464,7 +464,7 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
-    sm90_backward_scores<PART, plan::DELTA_FIRST>(dp, s, delta, rows + 4 * plan::QUERIES);
+    sm90_backward_score_gradients<PART, plan::DELTA_FIRST>(dp, s, delta, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(state.ds, dp);
 
     sm90_put_scores<plan>(scores, w, state.ds);
@@ -676,19 +676,19 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
         mbarrier_wait(shared + plan::VALUES_FULL_AT, 0);
         if (plan::VALUES_IN_REGISTERS)
             sm90_backward_take_values<plan>(state);
-        sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : block.first_tile * plan::QUERIES - block.first_key);
+        sm90_backward_middle<plan>(state, a.full ? plan::KEYS : block.first_tile * plan::QUERIES - block.first_key);
         int h = 1;
         for (int tile = block.first_tile; tile != block.end_tile; tile += block.step, h = 0)
             for (; h < a.heads; h++) {
                 sm90_backward_end<plan, false>(state);
-                sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
+                sm90_backward_middle<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
             }
         sm90_backward_end<plan, true>(state);
     } else {
         for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
             for (int h = 0; h < a.heads; h++) {
                 sm90_backward_begin<plan>(state, state.step);
-                sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
+                sm90_backward_middle<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
                 sm90_backward_end<plan, true>(state);
             }
     }
