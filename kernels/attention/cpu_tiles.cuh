@@ -90,7 +90,7 @@ static double flash_sequence_area(const struct flash *f, int b) {
     return area;
 }
 // Returns all sequences' visible area divided by the largest sequence's: B where all sequences are alike.
-static double flash_sequences(const struct flash *f) {
+static double flash_effective_sequences(const struct flash *f) {
     double sum = 0, most = 0;
     for (int b = 0; b < f->shape.B; b++) {
         const double area = flash_sequence_area(f, b);
@@ -102,7 +102,7 @@ static double flash_sequences(const struct flash *f) {
 
 // Whether KV heads keep the team's threads busy: then a thread takes whole heads, and packs each at its cached place.
 static inline bool flash_whole_heads(const struct flash *f) {
-    return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
+    return flash_effective_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
 // Prefetches rows to the L2 cache: a head's rows lie a token apart, which the hardware's prefetchers do not follow.
