@@ -26,12 +26,12 @@ static __global__ void fp8_cells_kernel(struct fp8_cells *cells) {
     cells->one = 1.0f;
 }
 // Merges an amax of cuDNN's into a scale's. rounded: the amax of the values as floatX, since rounding is monotonic.
-static __global__ void fp8_merge_kernel(struct fp8_scale *scale, const float *amax, bool rounded) {
+static __global__ void fp8_merge_amax_kernel(struct fp8_scale *scale, const float *amax, bool rounded) {
     const uint32_t magnitude = fp8_magnitude(rounded ? to_float(to_floatX(*amax)) : *amax);
     scale->amax = magnitude > scale->amax ? magnitude : scale->amax;
 }
-static void fp8_merge(struct fp8_scale *scale, const float *amax, bool rounded, struct device *dev) {
-    LAUNCH(dev, fp8_merge_kernel, 1u, 1, 0, scale, amax, rounded);
+static void fp8_merge_amax(struct fp8_scale *scale, const float *amax, bool rounded, struct device *dev) {
+    LAUNCH(dev, fp8_merge_amax_kernel, 1u, 1, 0, scale, amax, rounded);
 }
 
 // Returns the key of a shape's plan.
@@ -151,7 +151,7 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
     tensors[FUSED_SCALE_OUT] = &c.cells->one;
     if (a.outputs_in_fp8 && a.calibrates && takes_amax) {
         fp8_run(&c, dev);
-        fp8_merge(a.out, &c.cells->amax_out, false, dev);
+        fp8_merge_amax(a.out, &c.cells->amax_out, false, dev);
     }
     if (a.outputs_in_fp8) {
         fp8_attention_settle(&a.out, 1, FP8_E4M3, dev);
@@ -159,7 +159,7 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
     }
     fp8_run(&c, dev);
     if (takes_amax)
-        fp8_merge(a.out, &c.cells->amax_out, !a.outputs_in_fp8, dev);
+        fp8_merge_amax(a.out, &c.cells->amax_out, !a.outputs_in_fp8, dev);
 }
 
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
@@ -193,13 +193,13 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
     }
     if (a.calibrates) { // dS's amax is right whatever its scale is; what follows from dS is not
         fp8_run(&c, dev);
-        fp8_merge(ds, &c.cells->amaxes[FP8_ATTENTION_DS], false, dev);
+        fp8_merge_amax(ds, &c.cells->amaxes[FP8_ATTENTION_DS], false, dev);
     }
     fp8_attention_settle(&ds, 1, a.gradients, dev);
     if (a.calibrates && a.outputs_in_fp8) {
         fp8_run(&c, dev);
         for (int i = 0; i < 3; i++)
-            fp8_merge(a.scales[FP8_ATTENTION_DQ + i], &c.cells->amaxes[FP8_ATTENTION_DQ + i], false, dev);
+            fp8_merge_amax(a.scales[FP8_ATTENTION_DQ + i], &c.cells->amaxes[FP8_ATTENTION_DQ + i], false, dev);
     }
     if (a.outputs_in_fp8)
         fp8_attention_settle(&a.scales[FP8_ATTENTION_DQ], 3, a.gradients, dev);
@@ -207,7 +207,7 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
         tensors[scales[i]] = &a.scales[FP8_ATTENTION_DQ + i]->scale;
     fp8_run(&c, dev);
     for (int i = FP8_ATTENTION_DS; i <= (a.outputs_in_fp8 ? FP8_ATTENTION_DV : FP8_ATTENTION_DS); i++)
-        fp8_merge(a.scales[i], &c.cells->amaxes[i], false, dev);
+        fp8_merge_amax(a.scales[i], &c.cells->amaxes[i], false, dev);
     if (a.outputs_in_fp8)
         fp8_attention_read_back(dqkv, codes, &a.scales[FP8_ATTENTION_DQ], a.gradients, s, dev);
     if (amax)
