@@ -414,8 +414,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
 }
 // Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. Both warpgroups
 // call. diagonal: the first query less the first key of the block.
-template <class plan>
-DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
+template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
     const int w = state.warpgroup;
     const uint32_t shared = state.shared, query = plan::SPLIT_KEYS ? 0 : (uint32_t)(w * PART);

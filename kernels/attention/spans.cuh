@@ -6,12 +6,11 @@
 #include "kernels/device.cuh" // LAUNCH, struct device
 
 // Fills two tables: the first key that query t sees, the last query that sees key t. All tables are in device memory.
-static void
-attention_spans(int32_t *first_key,             // (B, T)
-                int32_t *last_query,            // (B, T)
-                const int32_t *document_starts, // (B, T) the t at which a token's document begins; NULL: 0
-                int window,                     // keys that a query sees, its own included; 0: all
-                int B, int T, struct device *dev);
+static void attention_spans(int32_t *first_key,             // (B, T)
+                            int32_t *last_query,            // (B, T)
+                            const int32_t *document_starts, // (B, T) the t at which a token's document begins; NULL: 0
+                            int window,                     // keys that a query sees, its own included; 0: all
+                            int B, int T, struct device *dev);
 
 // Returns the first key, 0 to t, that query t sees. sequence: the row of the sequence's first token, b T.
 // document_starts (B, T), NULL: 0; window: keys that a query sees, 0: all.
