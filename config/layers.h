@@ -22,8 +22,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `text`, the value of `option`, marks a layer: a list of num_layers 0s and 1s by its 1s; a number N each N-th
-// layer, first N - 1, with `others` all but these; none no layer, with `others` all. Other texts end the program.
+// Whether `text`, the value of `option` (--name), marks a layer, from 0 on. text: a list of num_layers 0s and 1s, of
+// which 1 marks, whatever `others` is; a number N, which marks layers N - 1, 2 N - 1, ..., or with `others` all but
+// these; none, which marks no layer, or with `others` all. Another text ends the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;

@@ -530,7 +530,8 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
-// Returns the text of a special token that a file names; NULL: it names none.
+// Returns the text of root's special token `key`, a string or an object with content; it belongs to root. NULL: the
+// token is missing, null or malformed.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);

@@ -36,6 +36,6 @@ const char *reader_type(const json_t *object);
 // Returns the text that refuses a component of this type, with the types that are expected.
 const char *reader_refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
                                const char *expected);
-// *id = a token's id, within bounds. token: its text, for messages.
+// *id = `number`, the id of a token, from 0 to TOKENIZER_MAX_IDS - 1; refuses others. token: its text, for messages.
 const char *reader_id(struct tokenizer_reader *r, const json_t *number, const char *token, int32_t *id);
 __END_DECLS

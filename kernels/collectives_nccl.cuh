@@ -198,8 +198,9 @@ static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t 
     nccl_check_known(q, wrong, "exchange", count);
 }
 // Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
-// NCCL connects ranks and allocates buffers when a collective first takes an algorithm, by function, type and size. Not
-// in the log's counts. The numbers are known: a wrong result ends the program. Every rank calls this.
+// NCCL connects ranks and allocates buffers when a collective first takes an algorithm, by function, type and size.
+// Sizes and wire_bf16 are as in collectives_open; exchanges: every two ranks send to each other, too. Not in the log's
+// counts. The numbers are known: a wrong result ends the program. Every rank calls this. Returns when all are done.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
     enum { COUNTER_BYTES = 256 };

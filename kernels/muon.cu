@@ -140,7 +140,8 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
             remainder[i] = split_low(value);
     }
 }
-// Updates elements [part, end) of the flat buffers, of one tensor and at most FLAT_PART.
+// Updates those elements of [part, end) of the flat buffers that are in `matrices`. [part, end) is in one tensor, whose
+// f (muon_tensor_factors) and rounding (tensor_rounding) these are, and of at most FLAT_PART elements.
 static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];

@@ -105,7 +105,8 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of a tensor of a layer's attention, in device memory; NULL: planning, or the tensor has none.
+// Returns the scale of a tensor of a layer's attention, in device memory, also for layers in bf16, which do not use it.
+// NULL: planning, or no layer's attention has a scale for `tensor` (fp8_attention_tensors_of), as without FP8.
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }

@@ -262,8 +262,9 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, a phase each, after the cast of the output's gradient. din_slot
-// gets the input's gradient; add_din: added to what the slot holds. The weight's gradient joins the unit's.
+// Runs the two products of a linear layer's backward, in two phases that it begins; the output's gradient must have
+// been cast before. din_slot gets the input's gradient, written or (add_din) added to what the slot holds. The
+// weight's gradient is written to the unit's gradients or, where accumulates(m), added to them.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);

@@ -414,6 +414,7 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
                               m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
+// Returns the factor of what attention and MLP each add to the residual stream; 1: none.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;

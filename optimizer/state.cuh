@@ -371,9 +371,10 @@ static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) 
 
 // ---- reading and writing ----
 
-// Copies elements [at, at + n) of a state, in stored format, between this rank's buffers, which hold them, and host
-// memory `native`. `at` is a multiple of STATE_BLOCK; n is rounded up to one. Elements whose group lacks the state take
-// no bytes of `native`. No update is in flight. Returns when the copy is done.
+// Copies elements [at, at + n) of a state that optimizer_holds, in stored format: TRANSFER_TO_HOST from this rank's
+// buffers to `native`, in host memory; TRANSFER_TO_DEVICE from `native` to the buffers, wherever they are. `at` is a
+// multiple of STATE_BLOCK; n is rounded up to a multiple of it. Elements of other ranks' shards, and those whose group
+// lacks the state, take no bytes of `native`. No update is in flight. Returns when the copy is done.
 static void optimizer_move(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, char *native,
                            enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;

@@ -106,7 +106,8 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     return equal;
 }
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
-// Ends the program where a cast of this run has other bits on GPU and host. memory: cast_bytes, on the device.
+// Ends the program where a cast of this run, which trains in FP8, has other bits on GPU and host.
+// memory: cast_bytes, on the device, overwritten.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {

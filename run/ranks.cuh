@@ -241,7 +241,8 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Looks for requests, once a step. A single rank follows at once, several (io.request) by the next step's reports.
+// Takes this rank's requests to save or to stop, once a step. A single rank sets r->save_wanted or r->stopped at once;
+// of several, io.request takes them, and all ranks follow by the next step's reports.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->io.request |= take_request(r);

@@ -46,8 +46,8 @@ static bool is_checkpoint_of_run(const char *checkpoint, const char *folder) {
 
 static void say_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
-// Replaces *folder, the value of `option`, where it is a run's, by the run's newest checkpoint that verifies. Ends the
-// program where there is none. Every rank calls this.
+// Replaces *folder, if it is a run's, by the path of the run's newest checkpoint that verifies, a new text, or ends the
+// program if none does. Leaves "" and other folders. option: its name without dashes. Every rank calls this.
 static void take_newest_of_run(const struct config *config, const char **folder, const char *option) {
     const struct checkpoint_listener listener = {say_passed_over, NULL};
     struct manifest manifest;

@@ -44,7 +44,7 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Runs `enqueue` under the device's watch: the host waits where CUDA's queue is full.
+// Runs enqueue(r), which waits where CUDA's queue is full: if that takes long, the watch warns (run/watch_device.cuh).
 static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_begin(r->device_watch);
     enqueue(r);

@@ -147,7 +147,8 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-// Times the listed products that have no choice yet, and keeps the choices. Returns how many were timed.
+// Times the listed products that have no choice yet, and keeps the choices. Returns how many were timed. Where any is
+// left, overwrites the activations, and sets gradients on the device and FP8's inverses to 0: before the first step.
 static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     int timed = 0;

@@ -206,8 +206,9 @@ static void collect_gradients(struct zero *z, int unit) {
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
 // Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
-// a step's last. zero_add_reduced or the update waits. With one rank it stores the gradients instead, where the unit
-// has a buffer. Opens a phase where the unit has a buffer. Every rank calls this.
+// a step's last. zero_add_reduced or the update waits. One rank instead adds the unit's buffer, where there is one, to
+// the stored sum, or copies it there (zero_adds_in_place). Opens a phase if zero_has_unit_gradients; does nothing for a
+// unit without elements. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;

@@ -157,7 +157,8 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// Returns a unit's buffer in a pass (zero_prefetch), live in this phase, if zero_has_unit_parameters; NULL: planning.
+// Returns the buffer of a unit's parameters in a pass, live in this phase; NULL when planning. Call it only where
+// zero_has_unit_parameters. zero_prefetch begins to fill it; it holds the parameters from zero_use on.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
@@ -280,8 +281,9 @@ static bool zero_holds_any(const struct zero *z, bool sharded, int64_t at, int64
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Copies what this rank holds of elements [at, at + n) of a flat buffer into `flat`: this rank's buffer, z->params or
-// one in device memory. values: (n) in host memory, which must stay until the device was waited for.
+// Copies `values`, elements [at, at + n) of a whole flat buffer, into `flat`, as far as this rank holds them. flat:
+// z->params, or a buffer in device memory. sharded: `flat` has only this rank's shards. values: (n) in host memory,
+// which must stay until the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     const bool on_host = flat == z->params && z->params_on_host;

@@ -134,7 +134,8 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns which panels of [group, group + FLASH_PANELS) are seen by `strip`, number s of its tile; maybe none.
+// Returns the panels [begin, end) of [group, group + FLASH_PANELS) that `strip`, number s of its tile, sees; none where
+// end <= begin.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];

@@ -30,6 +30,7 @@ static __global__ void fp8_merge_amax_kernel(struct fp8_scale *scale, const floa
     const uint32_t magnitude = fp8_magnitude(rounded ? to_float(to_floatX(*amax)) : *amax);
     scale->amax = magnitude > scale->amax ? magnitude : scale->amax;
 }
+// Enqueues scale->amax = max(scale->amax, *amax), both in device memory. rounded: *amax is rounded to floatX first.
 static void fp8_merge_amax(struct fp8_scale *scale, const float *amax, bool rounded, struct device *dev) {
     LAUNCH(dev, fp8_merge_amax_kernel, 1u, 1, 0, scale, amax, rounded);
 }

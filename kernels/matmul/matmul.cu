@@ -88,7 +88,7 @@ void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct dev
         gemm_run_backend(gemm, dbias, workspace, dev);
 }
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev) { return false; }
-// Whether gemm_run_strided computes a gemm, which has neither bias nor dbias, by gemm_thin.
+// Whether gemm_run_strided computes a gemm by gemm_thin. The caller sees to it that there is no bias and no dbias.
 static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
     return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }

@@ -116,7 +116,8 @@ static void onednn_layouts_free(struct onednn_layouts *x) {
         onednn_layout_free(&x->of[made[i]]);
 }
 
-// Creates a primitive's attributes, for the caller to destroy, with the caller's scratch memory, or ends the program.
+// Returns the attributes of the primitive of g: the caller passes scratch memory at execution, and where g->add the
+// product is added to C. The caller destroys them. Ends the program on failure.
 static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t operations;

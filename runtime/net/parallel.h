@@ -29,8 +29,9 @@ int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits, without a timeout, until all ranks have called it: one may write a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
-// Gives rank 0's *bytes of text to all; every rank calls it, p not NULL. Returns a copy, which the caller frees; sets
-// *bytes on other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. patient: without a timeout.
+// Gives rank 0's *bytes of text to all; every rank calls it, p not NULL. Returns a copy that ends with a 0 byte, which
+// the caller frees; sets *bytes on other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job.
+// what: the text's name in messages. patient: without a timeout.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
 // Ends the job, printing both, where a line of a rank's text is not rank 0's. Every rank calls it. p NULL: no effect.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);

@@ -176,7 +176,8 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
-// Whether a step has a progress line in a pipe or file.
+// Whether a step has a progress line where lines are not drawn in place: step 1, every log->every-th, the last. What
+// stdout is does not matter.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
