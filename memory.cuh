@@ -115,7 +115,7 @@ static void plan_free(struct plan *plan);
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index. group: the caller's number of a kind of phases; layer -1: of no layer.
+// Begins a phase and returns its index. group: the caller's number of a kind of phases; layer -1: none. Copies `name`.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
 // Declares the phases from `first` to the current one a loop, as its last phase ends. A buffer that is touched in the

@@ -249,7 +249,7 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// Returns the modules that `list`, the text given to `option`, names with commas between. Other text ends the program.
+// Returns the modules that `list`, the text given to `option`, names by commas; "": none. Other text ends the program.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = list; *word;) {
@@ -323,8 +323,8 @@ static struct recompute_policy policy_block(int num_layers, int n);
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
 // Returns a selective policy: all layers drop the activations of a set of modules. policy_free frees it.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
-// Returns a selective policy by layers, as a list such as norm,activation:0-11;full:12-15 says, for policy_free; other
-// layers keep all. A malformed list, or one with layers that the model does not have, ends the program.
+// Returns a selective policy by layers, for policy_free, from a list such as norm,activation:0-11;full:12-15. A layer's
+// last entry counts; other layers keep all. A malformed list, or one with layers the model lacks, ends the program.
 static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
 // Writes a policy, whose groups are single layers, into the `n` bytes of `out` as policy_of_layer_modules reads it, cut
 // to what fits: ranges of equal layers in order; "" where all keep everything. Returns `out`.

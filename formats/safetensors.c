@@ -49,7 +49,7 @@ static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensor
 const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return safetensors_dtype_row(dtype)->name; }
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) { return (uint64_t)safetensors_dtype_row(dtype)->bytes; }
 
-// *bytes = the bytes of a tensor by its type and shape; false, with *bytes undefined, when they are 2^64 or more.
+// *bytes = the bytes of a tensor by its type and shape; false, with *bytes undefined, when a product is 2^64 or more.
 static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
     uint64_t elements = 1; // multiplied in order, so that [2^63, 4, 0] is too large, as it is to the reference
     for (int i = 0; i < tensor->dims; i++)

@@ -59,7 +59,7 @@ static void split_put_class(struct split_rewrite *r, const char *ranges, bool ne
     split_puts(r, r->in_class ? "" : "]");
 }
 
-// Writes white space, or `negated` all else: PCRE2's \s without U+180E, which is no white space since Unicode 6.3.
+// Writes white space or, `negated`, all else, in or outside a class: PCRE2's \s without U+180E, not white since 6.3.
 static void split_put_space(struct split_rewrite *r, bool negated) {
     static const char space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
                                 "\\x{202f}\\x{205f}\\x{3000}";

@@ -143,7 +143,7 @@ void terminal_text_end(struct terminal_text *text) {
 }
 
 // Prints and empties text->bytes, a whole character; as escapes if it is malformed (overlong, surrogate, beyond
-// Unicode), a C1 control or a mark that changes the direction of the text after it.
+// Unicode), a C1 control, a separator of lines or paragraphs, or a mark that changes the direction of text after it.
 static void terminal_character(struct terminal_text *text) {
     static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));

@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Decides which items are stacked (live: plan_stack's) and which fitted; sets the fitted items' floors and buckets.
+// Runs plan_stack(live), with more items forced until few pairs are left to fit; sets fitted items' floors and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)

@@ -153,7 +153,7 @@ static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Joins ticks `tick` to `last` into one segment of this height, after the segment that begins in `before` (-1: none).
+// Makes ticks `tick` to `last` a segment of this height, linked after `before` (-1: none). Neighbors keep their ends.
 static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
     s->segment_last[tick] = last;
     s->segment_before[tick] = before;

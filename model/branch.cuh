@@ -154,7 +154,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum = x + multiplier * dropout(sum), (rows, C), and the norm of the sum where it is fused, in the caller's phase.
+// sum (rows, C) = x + multiplier * dropout(sum). Runs any fused_norm, whose parameters are in use, in the same phase.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;

@@ -75,7 +75,7 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
 }
 // Whether scales are of blocks, each a function of its own elements: no amax is collected.
 static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
-// Whether a scale follows from the amaxes of earlier steps (`history`), and is known before the tensor's values are.
+// Whether scales follow from the amaxes of earlier steps. Until `history` has any, the tensor's own amax sets a scale.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // The scales that follow from histories: [first, first + count) of `scales`.

@@ -17,8 +17,8 @@ static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int6
     return tensor_is_stored(t) || zero_holds_any(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets what this rank holds of elements [first, first + n) of a tensor to `values` (n), on the host: rounded in the
-// parameters, exactly in a trained tensor's master weights and moving averages; a stored weight by frozen_weights_set.
-// rounded: (2 n); it and values must stay until the device was waited for.
+// parameters, exactly in a trained tensor's master weights and moving averages. Gives a stored weight's values to
+// frozen_weights_set, by the rules there. rounded: (2 n); it and values must stay until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {

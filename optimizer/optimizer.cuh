@@ -83,7 +83,7 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 // ---- Muon ----
 
 // Begins the all-gathers of the buckets with matrices, from *bucket down, that no wave still to run after `w` touches,
-// and moves *bucket on. At first *bucket is the last bucket. Does nothing where parameters are not gathered.
+// and moves *bucket on. At first *bucket is the last bucket. Does nothing where parameters stay sharded, or whole.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below

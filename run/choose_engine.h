@@ -14,7 +14,7 @@
 
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
-// Returns the engine for CUDA in fp32 or, for any other precision, in bf16.
+// Returns the engine for CUDA in fp32 or, for any other precision, in bf16; NULL: the build has none for CUDA.
 static engine_entry *cuda_engine(enum config_precision precision) {
     return precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }

@@ -46,7 +46,7 @@ static const char *fp8_describe_attention(char text[FP8_TEXT], const struct conf
     }
     __builtin_unreachable();
 }
-// Returns which of attention's passes are in FP8 where layers are, in words; NULL: none.
+// Returns which of attention's passes are in FP8 where layers are, in words such as "FP8 forward"; NULL: none.
 static const char *fp8_attention_passes(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);

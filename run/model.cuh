@@ -21,7 +21,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     return m;
 }
 
-// Sets the bytes that a training step copies between device and host each way, by the plan; 0 without training.
+// Sets the bytes that offloading copies each way in a step of the full batch, by the plan; 0 without training.
 static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
     const struct plan *plan = &m->timeline.plan;
     const int *first = m->timeline.region_first, update = first[REGION_UPDATE];

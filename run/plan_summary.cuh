@@ -162,7 +162,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the largest micro-batch that fits `limit`, up to 16 times the size, unless auto chose. Returns whether it did.
+// Prints the micro-batch, doubled 1 to 4 times, that fits `limit` and the batch, unless auto chose. Returns whether so.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;

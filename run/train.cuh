@@ -139,8 +139,8 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     entry->num_fp8 = LINEAR_COUNT;
 }
 
-// Waits for the oldest step in flight and fills in its log entry. Returns false where the step updated nothing: it met
-// a NaN or Inf, of which --skip-nonfinite allows some before it ends the program, or no target of its batch counted.
+// Waits for the oldest step in flight, sets the step's log entry and grants all ranks' requests. Returns false where no
+// update was made: for a NaN or Inf, which ends the program beyond --skip-nonfinite, or since no target counts.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);

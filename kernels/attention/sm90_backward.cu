@@ -261,7 +261,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
-// Turns S^T, this thread's s (N / 2), into P^T. pairs: by sm90_load_first, from the lse at `lse`.
+// Turns S^T, this thread's s (N / 2), into P^T. With FIRST `pairs` has all lse (sm90_load_first), else `lse`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -273,7 +273,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// Turns dP^T, this thread's dp (N / 2), into dS^T. pairs: by sm90_load_first, from the delta at `delta`.
+// Turns dP^T, this thread's dp (N / 2), into dS^T. With FIRST `pairs` has all deltas (sm90_load_first), else `delta`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_score_gradients(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll

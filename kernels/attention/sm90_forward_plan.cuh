@@ -116,7 +116,7 @@ DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;
 }
-// Advances `tile` to this block's next one; false where there is none.
+// Advances `tile`, at first sm90_forward_begin's, to this block's next tile; false, `tile` undefined: there is none.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
     if (plan::SPANS)

@@ -398,7 +398,7 @@ static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice
     return lines;
 }
 
-// Returns what to prefetch while block j of `cols` is summed over a slice: a share of A's next slice, from (row, k).
+// Returns a prefetch of A for block j of `cols`: its share of `steps` blocks from block (row, k). c and target: none.
 static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, int64_t row, int64_t k, int64_t steps,
                                                 int64_t j, int64_t cols) {
     struct tiles_ahead ahead;

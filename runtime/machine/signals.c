@@ -17,7 +17,7 @@ static struct {
     volatile sig_atomic_t stop_requested_centiseconds; // when, by clock_centiseconds
 } received;
 
-// Returns the monotonic clock in centiseconds. It wraps after 248 days, so only differences count.
+// Returns the monotonic clock in centiseconds. It wraps after 497 days, so only differences count.
 static unsigned clock_centiseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now); // one of the few calls that a handler may make
