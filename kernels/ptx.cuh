@@ -226,9 +226,7 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
                  : "r"(row)
                  : "memory");
 #else
-    struct word_x4 mine;
-    emu_load_matrix_row(&mine, row);
-    const struct word_x4 *rows = (const struct word_x4 *)emu_warp_exchange(&mine, sizeof mine);
+    const struct emu_matrix_row *rows = emu_load_matrix_rows(row);
     for (int j = 0; j < 4; j++)
         result.x[j] = rows[8 * j + emu_lane() / 4].x[emu_lane() % 4];
 #endif
@@ -243,9 +241,7 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
                  : "r"(row)
                  : "memory");
 #else
-    struct word_x4 mine;
-    emu_load_matrix_row(&mine, row);
-    const struct word_x4 *rows = (const struct word_x4 *)emu_warp_exchange(&mine, sizeof mine);
+    const struct emu_matrix_row *rows = emu_load_matrix_rows(row);
     const int g = emu_lane() / 4, t = emu_lane() % 4;
     for (int j = 0; j < 4; j++) {
         const uint32_t low = rows[8 * j + 2 * t].x[g / 2] >> 16 * (g % 2) & 0xffffu;
@@ -261,27 +257,43 @@ struct mma_fragments {
     uint32_t a[4], b[2];
     float c[4];
 };
-// Computes mma_m16n8k16 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds.
+// Computes mma_m16n8k16 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds. Sums of four rows
+// stay in registers: most of what the emulator computes is here.
 static inline void mma_model(void *fragments) {
+    typedef float four __attribute__((vector_size(16)));
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
-    float a[16][16], b[16][8];
+    float a[16][16];
+    union {
+        float x[8];
+        four columns[2];
+    } b[16];
     for (int lane = 0; lane < 32; lane++) {
         const int g = lane / 4, t = lane % 4;
-        for (int e = 0; e < 2; e++) {
-            for (int i = 0; i < 4; i++)
-                a[g + i % 2 * 8][2 * t + i / 2 * 8 + e] = emu_bf16(lanes[lane].a[i] >> 16 * e);
-            for (int i = 0; i < 2; i++)
-                b[2 * t + i * 8 + e][g] = emu_bf16(lanes[lane].b[i] >> 16 * e);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            float *pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
+            pair[0] = emu_bf16(lanes[lane].a[i]);
+            pair[1] = emu_bf16(lanes[lane].a[i] >> 16);
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            b[2 * t + i * 8].x[g] = emu_bf16(lanes[lane].b[i]);
+            b[2 * t + i * 8 + 1].x[g] = emu_bf16(lanes[lane].b[i] >> 16);
         }
     }
-    for (int row = 0; row < 16; row++) {
-        float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int row = 0; row < 16; row += 4) {
+        four sums[4][2] = {};
         for (int k = 0; k < 16; k++)
-#pragma omp simd
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                sums[r][0] += a[row + r][k] * b[k].columns[0];
+                sums[r][1] += a[row + r][k] * b[k].columns[1];
+            }
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++)
+#pragma GCC unroll 8
             for (int column = 0; column < 8; column++)
-                sums[column] += a[row][k] * b[k][column];
-        for (int column = 0; column < 8; column++)
-            lanes[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2] += sums[column];
+                lanes[(row + r) % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2] += sums[r][column / 4][column % 4];
     }
 }
 #endif

@@ -229,8 +229,8 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
 
 // Returns the time on a thread's clock that stands for an epoch of warp.h, as the block changes over and warp.h's
 // records become marks. Time 1 is before the last __syncthreads: all have seen it, but nobody has fenced it.
-static uint32_t emu_time_of(int thread, uint64_t warp_epoch) {
-    return (uint32_t)(warp_epoch - emu->warps[thread / 32].first_epoch) + 2;
+static uint32_t emu_time_of(int thread, uint32_t warp_epoch) {
+    return warp_epoch - emu->warps[thread / 32].first_epoch + 2;
 }
 static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->reader = EMU_NOBODY;

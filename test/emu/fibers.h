@@ -52,6 +52,7 @@ static void emu_context_start(struct emu_context *from, char *stack) {
     makecontext(&fresh, emu_runner, 0);
     swapcontext(&from->context, &fresh);
 }
+static inline void emu_context_prefetch(const struct emu_context *context) {}
 #else
 extern "C" void emu_switch(void **from_stack_pointer, void *to_stack_pointer);
 __asm__(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
@@ -61,6 +62,11 @@ __asm__(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
         ".size emu_switch,.-emu_switch\n");
 static inline void emu_context_switch(struct emu_context *from, struct emu_context *to) {
     emu_switch(&from->stack_pointer, to->stack_pointer);
+}
+// Prefetches the lines of a stack that emu_context_switch to it, and its return from emu_wait, will read.
+static inline void emu_context_prefetch(const struct emu_context *context) {
+    for (int i = 0; i < 3; i++)
+        __builtin_prefetch((const char *)context->stack_pointer + 64 * i);
 }
 static void emu_context_start(struct emu_context *from, char *stack) {
     void **top = (void **)(stack + EMU_STACK_BYTES - 64);
@@ -134,6 +140,7 @@ void emu_wait(const char *what) {
         emu_report_stuck();
     emu->fiber_stacks[emu->current] = emu->stack;
     emu->current = next;
+    emu_context_prefetch(&emu->fibers[next + 1].context);
     if (emu->warps[next / 32].started >> next % 32 & 1u) {
         emu->stack = emu->fiber_stacks[next];
         emu_context_switch(&self->context, &emu->fibers[next].context);
@@ -240,7 +247,7 @@ void emu_wait_async(int pending) {
 static void emu_block_enter(const struct emu_kernel *kernel) {
     if (!emu_cached) {
         emu_cached = (struct emu_block *)calloc(1, sizeof *emu_cached);
-        emu_cached->fibers = (struct emu_fiber *)calloc(EMU_MAX_THREADS, sizeof *emu_cached->fibers);
+        emu_cached->fibers = (struct emu_fiber *)calloc(EMU_MAX_THREADS + 1, sizeof *emu_cached->fibers);
         struct emu_copy *copies = (struct emu_copy *)calloc((size_t)EMU_MAX_THREADS * EMU_MAX_COPIES, sizeof *copies);
         for (int i = 0; i < EMU_MAX_THREADS; i++)
             emu_cached->fibers[i].copies = copies + i * EMU_MAX_COPIES;
@@ -271,6 +278,18 @@ static void emu_block_enter(const struct emu_kernel *kernel) {
     emu = block;
 }
 
+// Forgets the accesses to shared memory of earlier blocks, before an epoch's number comes again.
+static void emu_restart_epochs(void) {
+    uint32_t last = emu->epoch;
+    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
+        last = emu->warps[w].epoch > last ? emu->warps[w].epoch : last;
+    if (last < 1u << 31)
+        return;
+    memset(emu->words, 0, EMU_MAX_SHARED_BYTES / 4 * sizeof *emu->words);
+    emu->epoch = 0;
+    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
+        emu->warps[w].epoch = 0;
+}
 static void emu_run_block(uint64_t at) {
     unsigned char to_come = 0;
     if (!__atomic_compare_exchange_n(&emu->kernel->progress[at], &to_come, (unsigned char)1, false, __ATOMIC_ACQ_REL,
@@ -283,6 +302,7 @@ static void emu_run_block(uint64_t at) {
         emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
     if (emu->shared_bytes > 0)
         memset(emu->shared, 0xff, emu->shared_bytes);
+    emu_restart_epochs();
     emu->first_epoch = ++emu->epoch;
     emu->barrier_arrived = emu->ended = 0;
     for (int w = 0; w < emu->num_warps; w++) {

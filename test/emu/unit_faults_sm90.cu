@@ -232,8 +232,8 @@ static __global__ void two_buffers_kernel(float *data, int *turns, int fault) {
     for (uint32_t step = thread == 64 ? 1 : 0; step < 4; step += thread < 32 ? 1 : 2) {
         const uint32_t buffer = step % 2, from = buffers + 128 * buffer;
         if (thread < 32) {
-            if (fault != REUSED || step != 3)
-                mbarrier_wait(empty + 8 * buffer, step / 2 % 2 ^ 1);
+            const bool reused = fault == REUSED && step == 3; // waits for the other buffer
+            mbarrier_wait(empty + 8 * (reused ? 0 : buffer), reused ? 1 : step / 2 % 2 ^ 1);
             store_shared_float(from + 4 * thread, 1.0f);
             async_proxy_fence();
             __syncwarp();

@@ -71,13 +71,13 @@ struct emu_group {
 struct emu_warp {
     uint32_t lanes, ready, started, ended, at_barrier; // bits of lanes; ready: runs, can run, or has not started
     // epoch: counts __syncwarp; first_epoch: its value when the block began
-    uint64_t epoch, first_epoch;
+    uint32_t epoch, first_epoch;
     int num_groups;
     struct emu_group groups[EMU_MAX_GROUPS];
 };
-// The last write and the last read of a word of shared memory.
+// The last write and the last read of a word of shared memory; small, so that caches hold those of a block's words.
 struct emu_word {
-    uint64_t write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
+    uint32_t write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
     int writer, reader; // a thread, or EMU_WARP + a warp (several of its lanes), or EMU_MANY
     bool in_flight;     // an asynchronous copy is to write it
 };
@@ -103,7 +103,7 @@ struct emu_block {
     struct emu_fiber *fibers;
     struct emu_warp *warps;
     int barrier_arrived;
-    uint64_t epoch, first_epoch; // epoch: counts __syncthreads; first_epoch: its value when this block began
+    uint32_t epoch, first_epoch; // epoch: counts __syncthreads; first_epoch: its value when this block began
     unsigned char *shared;
     struct emu_word *words;
     uint32_t shared_bytes;
@@ -186,15 +186,15 @@ static inline const void *emu_warp_combine(const void *mine, int bytes, void (*c
                                            const char *what = __builtin_FUNCTION()) {
     return emu_warp_exchange_among(~0u, mine, bytes, what, combine);
 }
-static inline void emu_syncwarp(uint32_t lanes) {
-    emu_warp_exchange_among(lanes, "", 1, "__syncwarp");
+// Counts an epoch of the warp, when the last lane has come and before any goes on. masks: each lane's, by lane.
+static void emu_warp_meets(void *masks) {
     struct emu_warp *warp = &emu->warps[emu->current / 32];
-    if ((lanes & warp->lanes & ((1u << emu_lane()) - 1u)) == 0) { // the first lane of the group
-        warp->epoch++;
-        if (emu->async)
-            emu_clocks_meet(emu->current / 32 * 32, 32, lanes & warp->lanes);
-    }
-    emu_warp_exchange_among(lanes, "", 1, "__syncwarp"); // so that no lane goes on before the epoch is counted
+    warp->epoch++;
+    if (emu->async)
+        emu_clocks_meet(emu->current / 32 * 32, 32, ((const uint32_t *)masks)[emu_lane()] & warp->lanes);
+}
+static inline void emu_syncwarp(uint32_t lanes) {
+    emu_warp_exchange_among(lanes, &lanes, sizeof lanes, "__syncwarp", emu_warp_meets);
 }
 static inline void emu_syncthreads(void) {
     struct emu_warp *warp = &emu->warps[emu->current / 32];
@@ -230,7 +230,7 @@ void emu_check_not_in_flight(const void *words, size_t bytes, const char *verb);
 
 static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) {
     const int me = emu->current, my_warp = me / 32;
-    const uint64_t warp_epoch = emu->warps[my_warp].epoch;
+    const uint32_t warp_epoch = emu->warps[my_warp].epoch;
     if (word->in_flight)
         emu_report("touches what an asynchronous copy is to write, before its wait, shared address %d",
                    emu_offset(address));
@@ -290,15 +290,21 @@ static inline void emu_store_shared(uint32_t to, const void *from, int bytes) {
         emu_check_not_in_flight(from, (size_t)bytes, "stores");
     memcpy(emu_touch(to, bytes, true), from, (size_t)bytes);
 }
-// Loads one lane's row of an ldmatrix, 16 bytes. A matrix's eight rows are read at once, so each should lie in banks of
-// its own.
-static inline void emu_load_matrix_row(void *to, uint32_t row, const char *what = __builtin_FUNCTION()) {
-    emu_load_shared(to, row, 16);
-    const uint32_t *rows = (const uint32_t *)emu_warp_exchange(&row, 4, what);
+// A lane's row of an ldmatrix: its 16 bytes and its address.
+struct emu_matrix_row {
+    uint32_t x[4], row;
+};
+// Loads each lane's row of an ldmatrix; returns all, by lane, until the lane's second next collective. A matrix's eight
+// rows are read at once, so each should lie in banks of its own.
+static inline const struct emu_matrix_row *emu_load_matrix_rows(uint32_t row, const char *what = __builtin_FUNCTION()) {
+    struct emu_matrix_row mine = {{0, 0, 0, 0}, row};
+    emu_load_shared(mine.x, row, sizeof mine.x);
+    const struct emu_matrix_row *rows = (const struct emu_matrix_row *)emu_warp_exchange(&mine, sizeof mine, what);
     for (int i = emu_lane() / 8 * 8; i < emu_lane(); i++)
-        if (rows[i] / 16 % 8 == row / 16 % 8 && rows[i] != row)
+        if (rows[i].row / 16 % 8 == row / 16 % 8 && rows[i].row != row)
             emu->bank_conflicts++;
     emu->matrix_loads += emu_lane() == 0;
+    return rows;
 }
 
 // Loads a word of each of four addresses. The lanes' i-th words are read at once, so each should lie in a bank of its
