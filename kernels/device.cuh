@@ -109,7 +109,11 @@ struct device {
         planned; // of the GPU that --plan-gpu names; major 0: none, the device itself is planned for
 };
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
+#ifdef CUDA_EMULATED
+enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 1 }; // on the host one takes long enough
+#else
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
+#endif
 // Whether memory is planned for a GPU: always on the cuda target, on the cpu target where --plan-gpu names one.
 static inline bool device_is_gpu(const struct device *dev) { return true; }
 

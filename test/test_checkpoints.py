@@ -690,7 +690,7 @@ class Signals(Case):
     def test_during_validation(self):
         """A validation that is stopped is made up for: the resumed run has its loss. It does not count for --early-stop,
         which would end the run with status 0."""
-        options = ["--train-steps", 6, "--val-every", 3, "--val-steps", 100000, "--checkpoint-every", 0, "--early-stop", 1]
+        options = ["--train-steps", 6, "--val-every", 3, "--val-steps", 5000, "--checkpoint-every", 0, "--early-stop", 1]
         data = self.path + "/long"
         os.mkdir(data)
         shutil.copy(self.path + "/t_train_000.bin", data)

@@ -752,18 +752,24 @@ class Runs(Case):
     def test_a_step_that_stands_out_is_said(self):
         """A step that takes much longer than others is reported once, with how much longer it took: here a step that
         was stopped for half a second."""
-        command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "4000",
-                   "--checkpoint-every", "0", "--out", self.path + "/stands_out"]  # seconds, of which a busy core leaves this test some
-        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            path, begin = self.path + "/stands_out/log.jsonl", time.monotonic()
-            while not os.path.exists(path) or os.path.getsize(path) < 40 * 150:  # some 40 lines
+        command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "1000000",
+                   "--checkpoint-every", "0", "--out", self.path + "/stands_out"]
+        path, begin = self.path + "/stands_out/log.jsonl", time.monotonic()
+
+        def wait_for_bytes(size):
+            while not os.path.exists(path) or os.path.getsize(path) < size:
                 self.assertLess(time.monotonic(), begin + 60)
                 time.sleep(0.002)
+
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            wait_for_bytes(40 * 150)  # some 40 lines
             process.send_signal(signal.SIGSTOP)
             time.sleep(0.5)
             process.send_signal(signal.SIGCONT)
+            wait_for_bytes(os.path.getsize(path) + 40 * 150)
+            process.send_signal(signal.SIGTERM)
             said = process.communicate(timeout=120)[0]
-        self.assertEqual(process.returncode, 0, said)
+        self.assertEqual(process.returncode, 3, said)
         stood_out = re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)
         self.assertIn(len(stood_out), (1, 2), said) # the machine itself may stop once
 
