@@ -296,7 +296,7 @@ CPU_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $
 # runs. It also leaves out what takes half of the remaining time: ranks, kills, timed copies, FP8, offload, and one
 # precision of the longest ops.
 NOT_QUICK := unit_checkpoint unit_plans unit_architectures unit_control unit_control_start unit_host_collectives fuzz_matmul_algorithms \
-  op_attention_fp32 op_block_bf16 $(foreach o,op_zero op_fit op_offload op_offload_units op_muon_model op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
+  fuzz_tokenizer op_attention_fp32 op_block_bf16 $(foreach o,op_zero op_fit op_offload op_offload_units op_muon_model op_fp8_gpt op_matmul_fp8,$o_fp32 $o_bf16)
 QUICK_TESTS := $(filter-out $(call in_models,$(NOT_QUICK:%=$(B)/test/%)),$(CPU_TESTS))
 # Only `make test-all` runs these: ZeRO and products in FP8 in fp32, which bf16 shows as well; on the emulator each op
 # in fp32, since both precisions share the kernels; and op_gpt on AMX's tiles, which op_golden shows.

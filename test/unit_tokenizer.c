@@ -227,10 +227,10 @@ static void test_vocabulary(void **state) {
 
 // ---- long text ----
 
-// Checks pieces of a megabyte, which a quadratic algorithm would work on for hours. Every letter merges, to several
+// Checks pieces of 256 KiB, which a quadratic algorithm would work on for an hour. Every letter merges, to several
 // lengths.
 static void test_long_runs_are_not_quadratic(void **state) {
-    enum { BYTES = 1 << 20 };
+    enum { BYTES = 1 << 18 };
     static const char *const units[] = {"a", " ", "the", "\n", "\xe5\xa4\xa9", "\xcc\x81\xcc\xa3", "\xff", "=", "1"};
     static const char *const names[] = {"gpt2", "llama3", "qwen2"};
     char *text = (char *)malloc(BYTES);
@@ -249,7 +249,7 @@ static void test_long_runs_are_not_quadratic(void **state) {
         tokenizer_free(&tokenizer);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
-    assert_true(end.tv_sec - begin.tv_sec < 120); // two seconds without sanitizers
+    assert_true(end.tv_sec - begin.tv_sec < 120); // half a second without sanitizers
     free(text);
 }
 
