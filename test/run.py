@@ -9,7 +9,7 @@ than it reported. Tests that compare times (TIMED) come last, one at a time. All
 test/environment.py's, whatever started this script. Variables:
   AGAIN=1         also runs tests that passed
   TEST_STAMPS=0   the same, and tests that pass now are run again next time
-  TEST_JOBS=N     the number of tests at a time; if unset, two more than there are cores, since some tests wait, at most
+  TEST_JOBS=N     the number of tests at a time; if unset, one more than there are cores, since some tests wait, at most
   9
   TEST_LIMIT=S    seconds after which a test is ended and counts as failed; if unset, 1200
   TEST_RUNNER=... runs a program for another CPU, such as "qemu-aarch64 -L /usr/aarch64-linux-gnu"
@@ -352,7 +352,7 @@ def build_folder(tests):
 def main(arguments):
     if not arguments:
         sys.exit(__doc__)
-    jobs = count_variable("TEST_JOBS", min(9, len(os.sched_getaffinity(0)) + 2))
+    jobs = count_variable("TEST_JOBS", min(9, len(os.sched_getaffinity(0)) + 1))
     runner = Runner(count_variable("TEST_LIMIT", 1200))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
