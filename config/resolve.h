@@ -278,8 +278,8 @@ static inline void config_check_optimizer(const struct config *c) {
 }
 
 static inline void config_check_scoring(const struct config *c) {
-    if (*c->evaluation.generate && config_scores(c))
-        fail("--generate and --%s are two runs; give one of them",
+    if (!config_trains(c) && !c->evaluation.eval_only && config_scores(c))
+        fail("--%s and --%s are two runs; give one of them", config_other_run(c),
              *c->evaluation.eval_tasks ? "eval-tasks" : "perplexity");
     if (*c->evaluation.perplexity && config_trains(c))
         fail("--perplexity is of a run that does not train; leave out --train-data, or score tasks by --eval-tasks");
@@ -431,7 +431,7 @@ static inline struct config config_read(int argc, char **argv, const struct conf
     memcpy(config.typed, config.given, sizeof config.typed);
     config.checkpoint = "";
     config.out_lock = -1;
-    if (config_scores(&config) && !*config.data.train_data && !*config.evaluation.generate &&
+    if (config_scores(&config) && !*config.data.train_data && config_trains(&config) &&
         strcmp(config.checkpoints.resume, "none") == 0)
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;

@@ -229,7 +229,9 @@ class Scores(Case):
             self.refused(*model, "--eval-tasks", items, "--eval-tasks-output", output, words=["would be overwritten"])
         with open(items) as f:
             self.assertEqual(json.load(f), json.loads(good))
-        self.refused(*model, "--eval-tasks", items, "--generate", "a", words=["two runs"])
+        self.refused(*model, "--eval-tasks", items, "--generate", "a", words=["--generate and --eval-tasks are two runs"])
+        self.refused(*model, "--eval-tasks", items, "--chat", words=["--chat and --eval-tasks are two runs"])
+        self.refused(*model, "--perplexity", items, "--chat", words=["--chat and --perplexity are two runs"])
         self.refused(*model, "--perplexity", items, "--perplexity-stride", 97, "--seq-length", 96, words=["--perplexity-stride 97"])
         self.refused(*model, "--perplexity", empty, words=[empty, "expected at least 2"])
 
