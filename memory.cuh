@@ -99,8 +99,8 @@ struct plan {
     size_t lower_bound_bytes; // the largest sum of live buffers in any phase, plus the other arenas: no plan is lower
     size_t host_peak_bytes;   // of all arenas of the host together
     size_t host_lower_bound_bytes;
-    struct plan_prediction predicted;
-    int peak_phase; // the first phase with the largest sum; -1: no buffer of ARENA_ACTIVATIONS is live
+    struct plan_prediction predicted; // by the plan's user, not by plan_place
+    int peak_phase;                   // the first with ARENA_ACTIVATIONS' largest sum of live buffers; -1: none is live
 };
 
 // ---- recording ----
@@ -125,15 +125,15 @@ static void plan_add_loop(struct plan *plan, int first);
 // Makes a buffer live from its first touch to the current phase; without a phase begins one. Ignores a negative id.
 static void plan_touch(struct plan *plan, int id);
 
-// Records that the current phase begins a copy. Returns its index in plan->transfers; the caller sets waited_phase.
+// Adds a copy that the last phase (there is one) begins, with waited_phase -1. Returns its index in plan->transfers.
 static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
-// Sets every offset, the size of every arena, the peaks and their lower bounds. The search is bounded by work, mostly
-// milliseconds, at worst tenths of a second: the same schedule has the same plan everywhere.
+// Sets every offset, and every arena's size, the peaks, lower bounds and peak phase. Work bounds the search, not time:
+// mostly milliseconds, at worst tenths of a second. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
-// Sets the lower bounds and the peak phase, but places nothing in packed arenas, whose bytes and offsets become 0.
+// Does as plan_place, but places no packed arena: bytes and offsets in packed arenas become 0, and the peaks lack them.
 static void plan_set_bounds(struct plan *plan);
 
 // Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
@@ -141,7 +141,7 @@ static const char *plan_arena_name(enum plan_arena arena);
 static enum plan_memory plan_arena_memory(enum plan_arena arena);
 static bool plan_arena_is_packed(enum plan_arena arena);
 
-// Whether the buffer takes bytes of its arena: in a packed arena only where a phase touched it.
+// Whether the buffer has a place in its arena, even for 0 bytes: in a packed arena only where a phase touched it.
 static bool plan_owns_bytes(const struct plan_buffer *buffer);
 
 // Whether the buffer's offset depends on its lifetime: it is of a packed arena, touched, and not empty.
@@ -154,11 +154,11 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates a placed plan's arenas, touched by device_touch, for arenas_free. Ends the program where one does not fit.
+// Allocates a placed plan's arenas, for arenas_free: zeroed, but unset in a GPU's memory. Too little ends the program.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// Returns the address of a buffer; NULL: id -1, before arenas_allocate, or no byte of the arena is the buffer's.
+// Returns a buffer's address; NULL: id below 0, *arenas zeroed, an empty arena, or packed and touched by no phase.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
 // Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.
@@ -328,8 +328,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 
 // ---- Placing ----
 
-// tick_of[p], (phase_count) and zeroed by the caller, = the last of an arena's ticks up to phase p; -1: none. A tick is
-// a phase in which a packed buffer of the arena is touched first. Returns the number of ticks.
+// tick_of[p], (phase_count) and zeroed by the caller, = the last of an arena's ticks, from 0 on, up to phase p; -1:
+// none. A tick is a phase in which a lifetime of the arena's packed buffers begins. Returns the number of ticks.
 static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -342,8 +342,8 @@ static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_
     return ticks;
 }
 
-// Sets bytes and lifetime, in ticks, of an item for each packed buffer of an arena; returns their number. tick_of: by
-// plan_ticks; items: (plan->count). Ends the program unless the sum of all bytes, and so any address, fits 64 bits.
+// Makes an item (id: the buffer's; bytes; lifetime in ticks) of each packed buffer of an arena; returns their number.
+// tick_of: by plan_ticks; items: (plan->count). Ends the program where their bytes, and so an address, may exceed 2^64.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *tick_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -418,8 +418,8 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
-// Sets the peaks and lower bounds, and the offsets of buffers and bytes of arenas: buffers that live throughout lie one
-// behind the other; lifetimes pack the others. places: false: packed arenas and buffers get 0, and peaks lack them.
+// Sets peaks, lower bounds and peak_phase, and offsets of buffers and bytes of arenas: buffers that live throughout lie
+// one behind the other; lifetimes pack the others. places false: packed arenas and buffers get 0, and peaks lack them.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {

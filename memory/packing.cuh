@@ -82,8 +82,8 @@ static bool plan_skyline_is_flat(const struct plan_packing *packing, const struc
 }
 
 // Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it,
-// which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, of which `live`
-// live at a time on average, never. Items that are not stacked are left in `fitted`.
+// which is dense where lifetimes nest. The first `forced` items are stacked in any case; of the others never the
+// shortest, of which `live` live at a time on average. Sets skyline, stack_height and `fitted`, the items left over.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;
@@ -109,7 +109,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
 }
 
-// The number of pairs of fitted items, each with itself too, that are live together; a try visits each once or twice.
+// The number of pairs of fitted items that live together, each item with itself too; twice where two begin together.
 static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     int *begun = (int *)plan_allocate((size_t)packing->ticks + 1, sizeof *begun); // [s]: items that began before tick s
     int64_t pairs = 0;
@@ -156,7 +156,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// Places an item above the stack, in the tightest gap between the fitted items that are live with it, else on top.
+// Places an item above the stack, in the tightest gap between the items fitted before that live with it, else on top.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];
@@ -264,7 +264,7 @@ static bool plan_goes_on(const struct plan_packing *packing) {
 }
 
 // Lowers packing->best: tries each kind of stack (plan_fitted_live) with each order, then with orders that plan_promote
-// improves, until the bound is met or the limit of work is reached.
+// improves, for at most 50 rounds, until the bound is met or the limit of work is reached.
 static void plan_pack_stacks(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
@@ -293,8 +293,8 @@ static void plan_keep_lower(struct plan_packing *packing, const struct skyline *
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts the items (at least one) by length and sets `best`, in this order, and best_height, SIZE_MAX before. Packs from
-// the bottom up, which meets most plans' bounds; then in stacks; then, more than 1 % above the bound, in random orders.
+// Sorts the items (at least one) by length; sets `best`, in this order, and best_height (SIZE_MAX before); the rest is
+// set before. Packs from the bottom up; then, if above the bound, in stacks; then, if 1 % above, by chance.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

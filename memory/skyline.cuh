@@ -263,7 +263,7 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
 }
 
 // Moves the items of an order (count) whose s->moves is set: from place i to before the first other item at place
-// tenths / 10 * i + shift or later. Moved items stay in order. Overwrites s->rank, which each try sets anew.
+// tenths / 10 * i + shift or later. Moved items stay in order. Overwrites s->rank (a try's), s->moved, s->others.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -281,8 +281,8 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Promotes the items that the last try placed above the bound to so many tenths of their place (squeaky-wheel
-// optimization, Joslin & Clements 1999). Four and five in turn leave fewer plans above their bound than one of them.
+// Promotes the items of an order (count) that the last try left above the bound to so many tenths of their place
+// (squeaky-wheel optimization, Joslin & Clements 1999). Four and five in turn do better than one of them.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
@@ -314,9 +314,9 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 }
 
 // Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
-// item above the bound in s->best. Every other time, what is moved beside an item is moved beside each that is alike. A
-// packing near its bound is wrong in few places, such as where backward begins; a move of all layers' items
-// would undo what is right. Returns false, with nothing moved, where no short item is above the bound.
+// item above the bound in s->best. In half of the calls, what is moved beside an item is moved beside each that is
+// alike. A packing near its bound is wrong in few places, as where backward begins; a move of all layers' items would
+// undo what is right. Returns false, with nothing moved, where no item of under a quarter of s->ticks is above.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -420,7 +420,7 @@ static void skyline_search_try(struct skyline *s, struct skyline_search *search,
     memmove(search->lowest, order, (size_t)s->count * sizeof *order);
 }
 
-// Tries the initial orders, then what promotion makes of them, until the bound is met or the limit of work is reached.
+// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between, until the bound or the limit of work.
 static void skyline_search_by_promotion(struct skyline *s) {
     struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)s->count, sizeof *keys);
     for (int i = 0; i < SKYLINE_ORDERS; i++)
@@ -435,8 +435,8 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries repairs and random moves of promotion's lowest orders, and keeps those that end no higher, until the bound is
-// met within 1 % or the limit of work is reached. Promotion finds in few rounds what it can, and leads astray in many.
+// Tries repairs and random moves of promotion's lowest orders, SKYLINE_TURNS in all, and keeps what ends no higher,
+// until within 1 % of the bound or at the limit of work. Promotion finds in few rounds what it can, then leads astray.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
     for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);
