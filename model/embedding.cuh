@@ -16,8 +16,8 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch's inputs (B, T), in a phase that lasts to upload_end; a third batch waits for the first.
-// Returns pinned memory for what is uploaded beside the inputs: two parts of host_batch_tokens.
+// Begins the upload of a batch's inputs (B, T), in a phase that lasts to upload_end; waits for the upload two batches
+// before. Returns pinned memory (2, host_batch_tokens) for uploads beside the inputs; no address when planning.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -27,7 +27,7 @@ static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *input
     RUN(m, upload_integers(m, tokens, pinned, inputs, extent_of(m, pass).N));
     return pinned + m->io.host_batch_tokens;
 }
-// Ends the upload of a batch: records when the batch's pinned memory may be written again, for upload_begin.
+// Ends the upload of a batch, and counts it: records when its pinned memory is free again, for upload_begin's wait.
 static void upload_end(struct gpt *m) {
     RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->io.batches % 2)));
     if (!m->timeline.planning)

@@ -4,7 +4,7 @@
 #include "model/embedding.cuh" // embed, upload_begin, upload_end
 #include "model/head.cuh"      // final_norm_buffer, logits_buffer
 
-// Keeps the KV cache live in this phase, a prefill's first or a token's last, so that the cache outlives both.
+// Keeps all layers' KV cache live in this phase: it has to live from a prefill's first phase to a token's last.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns the logits (sequences, Vp), in device memory, of the token that follows each sequence's last one; in a
-// prefill the last one is lengths[b] - 1, else lengths is not read. Opens a phase.
+// Returns the logits (sequences, Vp; undefined from V on), in device memory, of the token that follows each sequence's
+// last one, in a prefill lengths[b] - 1; else lengths is not read. NULL when planning. Opens phases.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));
@@ -50,9 +50,9 @@ static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_
     upload_end(m);
 }
 
-// Runs the prompts through the model, from position 0 on: tokens (sequences, prompt_tokens), on the host, of which row
-// b's first lengths[b] (1 to prompt_tokens) count; others may be any. Returns the logits of the tokens that follow the
-// prompts, (sequences, Vp) in device memory, valid until the model's next call. Every rank calls this.
+// Runs the prompts through the model, from position 0 on, and fills the KV cache: tokens (sequences, prompt_tokens), on
+// the host, of which row b's first lengths[b] (1 to prompt_tokens) count; others may be any. Returns the next tokens'
+// logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_generation_inputs(m, PASS_PREFILL, tokens, lengths);
@@ -63,9 +63,9 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
     return next_logits(m, PASS_PREFILL, lengths);
 }
 
-// Runs one token of each sequence, tokens and positions (sequences) on the host, through the model, which has had the
-// positions before positions[b], below decode_tokens. Returns the logits of the next tokens, (sequences, Vp) in device
-// memory, valid until the model's next call. Every rank calls this.
+// Runs one token of each sequence, tokens and positions (sequences) on the host, through the model, whose KV cache has
+// the positions before positions[b], below decode_tokens, and gets this one. Returns the next tokens' logits, as
+// next_logits, in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_generation_inputs(m, PASS_GENERATE, tokens, positions);

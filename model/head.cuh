@@ -4,14 +4,13 @@
 #include "model/branch.cuh"   // norm_gradient, stream_sink
 #include "model/sequence.cuh" // targets_buffer
 
-// Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
-// each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free,
-// chunks are larger (fit_loss_chunk).
-// A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU as much as the
-// matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
+// Bytes of a chunk of logits, about: enough for matmuls at full speed, small beside the rest. On a GPU each chunk but
+// the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free, chunks are larger
+// (fit_loss_chunk). On a CPU a chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is
+// as much as matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, for any vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// Returns the tokens of a chunk of logits: --loss-chunk-tokens; for 0 a multiple of 64 by the sizes above; at most all.
+// Returns a logits chunk's tokens, a micro-batch's at most: --loss-chunk-tokens; for 0 a multiple of 64 by sizes above.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -49,8 +48,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the logits and the losses of `rows` tokens, at most loss_chunk, from `first` on in a phase and, in training,
-// D_LNF and the head weight's gradient in a second phase. dloss: what each token's gradients are multiplied by.
+// Computes the losses (for m->scores largest_buffer too) of `rows` tokens, at most loss_chunk, from `first` on in a
+// phase; in training D_LNF and, unless frozen, the head weight's gradient in a second. dloss: the gradients' factor.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -85,7 +84,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sums the tokens' losses into results->loss; in training writes d_residual and begins to reduce the head's gradients.
+// Sets results->loss, in device memory, to the sum and number of the pass's losses. In training writes d_residual, adds
+// the final norm's gradient and begins to reduce the head's gradients. dloss: as head_chunk's.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));
