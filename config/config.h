@@ -562,7 +562,7 @@ static inline const char *config_other_run(const struct config *c) {
            : c->evaluation.chat        ? "chat"
                                        : "generate";
 }
-// Whether the run scores tasks or texts, token by token.
+// Whether the run scores tasks (--eval-tasks, also in a run that trains) or texts (--perplexity), token by token.
 static inline bool config_scores(const struct config *c) {
     return *c->evaluation.eval_tasks || *c->evaluation.perplexity;
 }

@@ -47,7 +47,7 @@ static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether "given" names a row's option, but --out and others of one run: typed, or set by auto or found and no default.
+// Whether "given" names a row's option: typed, or not at its default by auto or a checkpoint; never --out and its like.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -95,7 +95,7 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option in *config to a text, to which a string option then points. Ends the program for a wrong text.
+// Sets an option to a text, to which a string then points, or adds it to a list. A wrong text ends the program.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -110,7 +110,7 @@ static inline void config_file_set_text(const char *path, struct config *config,
     fail("--config %s: %s is '%s', which is %s; expected %s", path, config_rows[row].name, json_show(text).text,
          problem, expected);
 }
-// Adds the elements of a list's text, each ended by OPTION_LIST_END, or the one that a user wrote without.
+// Adds copies of a text's elements to a list's option. OPTION_LIST_END ends each, but may lack after the last.
 static inline void config_file_add_elements(const char *path, struct config *config, int row, const char *text) {
     while (*text) {
         const size_t length = strcspn(text, "\x1e");
@@ -121,7 +121,7 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option in *config (lists empty) to a member's value; strings point into it. A wrong value ends the program.
+// Sets an option (a list: empty before) to a member's value; strings point into it. A wrong value ends the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -161,7 +161,7 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the file left an option open, its `value` not edited since. given, left_open: its members; given NULL: no.
+// Whether the file's run chose the option: not in `given` (NULL: false), and `value` as in left_open, else the default.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -181,8 +181,8 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets the options of --config's file that are not given yet, and counts them as given. Strings point into
-// config->file. Ends the program where the file can't be read, or has what is no option or no option's value.
+// Sets, and counts as given, the options of --config's file but what is given already or its run left open. Sets
+// config->file, into which strings point. Ends the program where the file can't be read, or has a wrong name or value.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

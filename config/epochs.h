@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <limits.h>        // INT_MAX
 
-// Returns the least number of steps of at least `samples` samples together, by c->ramp; INT_MAX: too many to count.
+// Returns the least number of steps, not 0, of at least `samples` samples, by c->ramp; INT_MAX: too many to count.
 static inline int config_steps_of(const struct config *c, uint64_t samples) {
     int64_t low = 0, high = INT_MAX; // too few, enough or all that can be counted
     while (high - low > 1) {

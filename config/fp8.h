@@ -7,7 +7,7 @@
 struct config_fp8_option {
     int row;
     bool used;
-    const char *needs; // what would give the option a use
+    const char *needs; // for an error, after its name and value: why it has no use; "": it lacks only --fp8-format
 };
 enum { CONFIG_FP8_OPTIONS = 9 };
 // Fills in all options of FP8 but --fp8-format, each with whether the option has a use.
@@ -90,8 +90,8 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
-// Ends the program where attention in FP8 is asked for and other options ask for what it does not have. Sets
-// c->fp8_attention_forward by NVTE_FP8_DPA_BWD in the environment, of which a wrong value ends the program, too.
+// Sets c->fp8_attention_forward by NVTE_FP8_DPA_BWD in the environment, if attention in FP8 is asked for, else does
+// nothing. Ends the program for a wrong value there, and for options that FP8 attention does not go with.
 static inline void config_resolve_fp8_attention(struct config *c) {
     static const char variable[] = "NVTE_FP8_DPA_BWD", option[] = "--fp8-dot-product-attention";
     const char *value = getenv(variable);

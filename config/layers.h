@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
 
-// Reads the next finite number of a list such as 1.5,2,3 at *at, and moves past its comma. False: *at is no such list.
+// Reads the next finite number of a list such as 1.5,2 at *at; moves past its comma. False: no list there, or its end.
 static inline bool config_next_number(const char **at, double *value) {
     char *end;
     *value = strtod(*at, &end);

@@ -43,7 +43,7 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Resets settings that this type of RoPE scaling does not use; ends the program where the user gave another value.
+// Resets to defaults what this type of RoPE scaling does not use; ends the program where the user gave another value.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
@@ -168,7 +168,7 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks, at least 1, with --plan to --world-size or the number in --plan-gpu (c->rank is 0 then), and
+// Sets c->ranks, at least 1; with --plan to --world-size, which a number in --plan-gpu sets (c->rank is 0 then); and
 // --bucket-mib where it is 0. Contradictions, and too little a --bucket-mib, end the program.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
@@ -297,7 +297,7 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
-// Sets options of data and evaluation that were left open; what contradicts, or lacks for the run, ends the program.
+// Sets options of data and evaluation that were left open; contradictions, and what the run lacks, end the program.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -385,8 +385,8 @@ static inline void config_check_sizes(const struct config *c) {
              c->training.train_steps, c->training.global_batch_size);
 }
 
-// Turns --recompute-granularity partial into full, of --recompute-layers or else by --recompute-method block, and says
-// so. Ends the program where neither layers nor their number are given, or the method is another.
+// Turns --recompute-granularity partial into full, of --recompute-layers or else by --recompute-method block, as if
+// given, and says so. Ends the program where neither layers nor their number are given, or the method is another.
 static inline void config_resolve_partial(struct config *c) {
     struct recompute_options *const r = &c->recompute;
     if (r->recompute_granularity != RECOMPUTE_PARTIAL)
@@ -415,8 +415,8 @@ struct config_answers {
     options_build *describe_build; // prints what --version adds
     options_list *list_values;     // prints what an option may be, where its value is missing
 };
-// Reads the command line over --config's file and the defaults; strings point into argv and config.file. config_resolve
-// is still to be called. answers: NULL: none. --help, --version and a wrong option end the program.
+// Reads the command line over --config's file and defaults, for config_resolve; sets eval_only where a run only scores.
+// Strings point into argv and config.file. answers NULL: none. --help, --version and a wrong option end the program.
 static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
     struct config config;

@@ -420,7 +420,7 @@ static void skyline_search_try(struct skyline *s, struct skyline_search *search,
     memmove(search->lowest, order, (size_t)s->count * sizeof *order);
 }
 
-// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between, until the bound or the limit of work.
+// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between, until the bound or the work's limit.
 static void skyline_search_by_promotion(struct skyline *s) {
     struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)s->count, sizeof *keys);
     for (int i = 0; i < SKYLINE_ORDERS; i++)
