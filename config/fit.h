@@ -11,16 +11,17 @@ static inline double config_main_bytes(enum config_main_dtype dtype) {
     __builtin_unreachable();
 }
 
-// Whether gradients may be in host memory or bf16: their units must have buffers, or one rank must hold them all.
+// Whether gradients may be in host memory or bf16: on one rank, or where their units have buffers (--zero-stage 2, 3).
 static inline bool config_may_move_gradients(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 2;
 }
-// Whether parameters may be in host memory: their units must have buffers, or one rank must hold them all.
+// Whether parameters may be in host memory: on one rank, or where their units have buffers (--zero-stage 3).
 static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off with offload, unless given: its copy would take the host memory that states went to.
+// Switches --checkpoint-async off, unless given, with offload of other than activations: its copy takes host memory
+// too.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))

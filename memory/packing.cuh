@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Runs plan_stack(live), with more items forced until few pairs are left to fit; sets fitted items' floors and buckets.
+// Runs plan_stack(live), forcing more items until PLAN_FIT_PAIRS or fewer are left; sets `floor`, and buckets_of.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -192,7 +192,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     *newest = index;
 }
 
-// Fits the items that are not stacked, in this order (fitted_count); keeps the packing where it is the lowest so far.
+// Fits the items that plan_split left, in this order (fitted_count); keeps the packing where it is the lowest so far.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int bucket = 0; bucket < packing->bucket_count; bucket++)
         packing->newest[bucket] = -1;
