@@ -110,7 +110,7 @@ static inline void config_file_set_text(const char *path, struct config *config,
     fail("--config %s: %s is '%s', which is %s; expected %s", path, config_rows[row].name, json_show(text).text,
          problem, expected);
 }
-// Adds copies of a text's elements to a list's option. OPTION_LIST_END ends each, but may lack after the last.
+// Adds copies of a text's elements to a list's option. OPTION_LIST_END ends each, but may be missing after the last.
 static inline void config_file_add_elements(const char *path, struct config *config, int row, const char *text) {
     while (*text) {
         const size_t length = strcspn(text, "\x1e");

@@ -20,8 +20,7 @@ static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off, unless given, with offload of other than activations: its copy takes host memory
-// too.
+// Switches --checkpoint-async off, unless given, where more than activations is offloaded: its copy takes host memory.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))

@@ -293,8 +293,8 @@ static void plan_keep_lower(struct plan_packing *packing, const struct skyline *
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts the items (at least one) by length; sets `best`, in this order, and best_height (SIZE_MAX before); the rest is
-// set before. Packs from the bottom up; then, if above the bound, in stacks; then, if 1 % above, by chance.
+// Sorts the items (at least one) by length; sets `best`, in this order, and best_height (SIZE_MAX before). The caller
+// has set the rest. Packs from the bottom up; then, if above the bound, in stacks; then, if by 1 %, by chance.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

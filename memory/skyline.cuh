@@ -316,7 +316,7 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 // Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
 // item above the bound in s->best. In half of the calls, what is moved beside an item is moved beside each that is
 // alike. A packing near its bound is wrong in few places, as where backward begins; a move of all layers' items would
-// undo what is right. Returns false, with nothing moved, where no item of under a quarter of s->ticks is above.
+// undo what is right. Returns false, nothing moved, if no item of below a quarter of s->ticks is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)

@@ -49,7 +49,7 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
 }
 
 // Computes the losses (for m->scores largest_buffer too) of `rows` tokens, at most loss_chunk, from `first` on in a
-// phase; in training D_LNF and, unless frozen, the head weight's gradient in a second. dloss: the gradients' factor.
+// phase; in training D_LNF and, unless frozen, the head weight's gradient in a second phase. dloss: head's.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -84,8 +84,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sets results->loss, in device memory, to the sum and number of the pass's losses. In training writes d_residual, adds
-// the final norm's gradient and begins to reduce the head's gradients. dloss: as head_chunk's.
+// Sets results->loss, in device memory, to the losses' sum and number. In training writes d_residual, makes the head's
+// and final norm's gradients and begins to reduce them. dloss: what each token's gradients are multiplied by.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));
