@@ -15,8 +15,8 @@ static void norm(struct at at, struct sink out, struct norm_stats stats, const f
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// dx.data = residual + the gradient of a norm's input x, all (rows, C). The gradients of weight and bias join the
-// unit's. residual: may be dx.data; NULL: 0.
+// dx.data = residual + the gradient of a norm's input x, all (rows, C). residual: may be dx.data; NULL: 0. Writes the
+// gradients of weight and bias or, if accumulates(m) or in a range but the first, adds to them. at.l -1: the model's.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -84,7 +84,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns where the stream plus attention's branch is, (rows, C), MID or a parallel layer's buffer; NULL when planning.
+// Returns the place of the stream plus attention's branch, (N, C): MID or a parallel layer's buffer; NULL: planning.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
@@ -127,7 +127,7 @@ struct fused_norm {
     struct norm_stats stats;
     struct sink out;
 };
-// Returns the norm that the op of branch b's addition computes too; runs false: there is none.
+// Returns the norm that the op of branch b's addition computes too, into buffers live in this phase; runs false: none.
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -179,8 +179,8 @@ static void branch_project(struct at at, const struct branch *b) {
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Ends a branch: computes its output, the norm after that, and the addition to the residual stream, where they are
-// wanted, in phases of their own. In a first forward the MLP's branch waits for the next unit's parameters.
+// Makes a branch's output (in FP8 casts its input before) unless the MLP's ranges have, the norm after it, and the
+// addition with any fused_norm, where wanted, in new phases. Outside PASS_BACKWARD the MLP's calls use_unit(next_unit).
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -224,7 +224,7 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Opens the phase of a branch's last linear layer, after any norm's backward; returns the output's gradient (rows, C).
+// Goes back through any norm after a branch, opens its last layer's phase, returns the output's gradient, (rows, C).
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -248,15 +248,15 @@ static const floatX *begin_projection_backward(struct at at, const struct branch
     return d_rows(at, b->d_projection, C);
 }
 
-// Returns where the residual stream's gradient goes. Without a norm after the projection it equals the gradient of the
-// projection's output, and so takes the projection's amax and bias sums. l -1: there is no projection.
+// Returns a sink of dres, the stream's gradient. Where layer l's projection has that as its output's gradient, the sink
+// takes the projection's amax and bias sums. l -1: there is no projection.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// Adds the gradient of a branch's input, through the norm before it where there is one, to the stream's. Opens a phase.
+// Adds the gradient of a branch's input, through any norm before it (norm_gradient), to d_residual. Opens a phase.
 static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
