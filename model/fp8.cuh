@@ -41,7 +41,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of scales of the whole model, also of layers without FP8; 0: no FP8. By blocks none is kept.
+// The number of scales of the model, also of layers in bf16; 0: no FP8. Not 0 by blocks, though `scales` is NULL then.
 static int fp8_num_tensors(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
@@ -73,9 +73,9 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
     }
     return FP8_PER_TENSOR;
 }
-// Whether scales are of blocks, each a function of its own elements: no amax is collected.
+// Whether the recipe's scales are of blocks, each a function of its own elements: no amax is collected.
 static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
-// Whether scales follow from the amaxes of earlier steps. Until `history` has any, the tensor's own amax sets a scale.
+// Whether scales follow from earlier steps' amaxes. Until a tensor's history has one above 0, its own amax sets them.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // The scales that follow from histories: [first, first + count) of `scales`.
@@ -101,12 +101,11 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     return delayed;
 }
 
-// Returns the scale of a tensor, in device memory; NULL: while planning, where scales are of blocks, or without FP8.
+// Returns the scale of a tensor, in device memory, also for layers in bf16; NULL: planning, scales of blocks, no FP8.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of a tensor of a layer's attention, in device memory, also for layers in bf16, which do not use it.
-// NULL: planning, or no layer's attention has a scale for `tensor` (fp8_attention_tensors_of), as without FP8.
+// Returns the scale of attention's `tensor`, also for layers in bf16; NULL: planning, none (fp8_attention_tensors_of).
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
@@ -125,7 +124,8 @@ static size_t fp8_matrix_bytes(const struct fp8_state *f, enum fp8_operand opera
     const size_t floats = granularity == FP8_PER_TENSOR ? 0 : (size_t)fp8_inverse_count(granularity, rows, depth);
     return (size_t)rows * (size_t)depth + floats * sizeof(float);
 }
-// Returns the matrix (rows, depth) in a buffer of fp8_matrix_bytes. scale: the tensor's; NULL: it has none.
+// Returns the matrix (rows, depth) in a buffer of fp8_matrix_bytes, which has scales of blocks, too; NULL: planning.
+// scale: the tensor's, whose `inverse` the matrix points to; NULL: planning. Scales of blocks: not read.
 static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, enum fp8_operand operand, int64_t rows,
                                        int64_t depth, struct fp8_scale *scale) {
     struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_granularity_of(f, operand)};
@@ -138,7 +138,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// The number of tensors of a layer's attention that have a scale. Outputs have one only where scales are delayed.
+// The number of tensors of a layer's attention that have a scale. dQ, dK and dV have one only where scales are delayed.
 static int fp8_attention_tensors_of(const struct fp8_state *f) {
     switch (f->attention) {
     case FP8_ATTENTION_NONE: return 0;
@@ -147,7 +147,7 @@ static int fp8_attention_tensors_of(const struct fp8_state *f) {
     }
     return 0;
 }
-// Sets up the state, without memory. shape must outlive f. weights_sharded: no rank updates a whole weight.
+// Sets up the state, without memory. shape must outlive f. weights_sharded: as in struct fp8_state.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -236,8 +236,8 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
-// Looks whether any scale that attention needs beforehand is still unknown (`calibrates`), after the update of a step
-// that looked for them itself. Waits for the device; does nothing once all are known.
+// Clears `calibrates` once all scales that attention needs beforehand are known. Called after the update of a step.
+// Waits for the device, unless `calibrates` is false already or there are no scales.
 static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;

@@ -64,7 +64,7 @@ static floatX *qkv_sink(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_sink's q, k and v, in a phase of its own, where attention reads FP8 and its input is to be made.
+// Casts qkv_sink's q, k and v to attention_codes, in a phase of its own, where attention reads FP8 and they are wanted.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -75,8 +75,8 @@ static void cast_attention_input(struct at at) {
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
-// Computes attention in FP8, in this phase, into ACT_ATT, or where scales are not delayed into att (N, H D), and the
-// log-sum-exps into ACT_SOFTMAX. Recomputation takes the scales that the first forward has left.
+// Computes attention of attention_codes, in this phase, into ACT_ATT in FP8 or, where scales are not delayed, into
+// att.data (N, H D), and the log-sum-exps into ACT_SOFTMAX. Recomputation takes the scales that the first forward left.
 static void attend_in_fp8(struct at at, struct sink att) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -94,7 +94,7 @@ static fp8 *dout_codes(struct gpt *m, int l) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
     return (fp8 *)fp8_attention_buffer(m, PASS_TRAIN, l, FP8_ATTENTION_BUFFER_DOUT, bytes);
 }
-// Casts D_ATT to dout_codes, in a phase of its own, where attention's backward reads FP8 (full FP8 attention).
+// Takes D_ATT's amax and casts D_ATT to dout_codes, in a phase of its own; in full FP8 attention only.
 static void cast_attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -107,7 +107,7 @@ static void cast_attention_gradient(struct at at) {
     fp8 *codes = dout_codes(m, at.l);
     RUN(m, fp8_cast_with_amax(codes, scale, m->fp8.gradients, datt, N, width, m->dev));
 }
-// Computes attention's gradient in FP8, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
+// Computes attention's gradient from dout_codes, in FP8, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
 static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -120,7 +120,7 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
     RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
     RUN(m, attention_undo_rope(dqkv, options, a.shape, m->dev));
 }
-// Computes attention's gradient in bf16 of what is kept in FP8, in this phase, into dqkv (N, qkv_width); undoes RoPE.
+// Computes, in this phase, attention's gradient dqkv (N, qkv_width), RoPE undone, in bf16 from D_ATT and the kept FP8.
 static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -143,7 +143,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Computes attention's gradient, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
+// Computes the gradient of attention in FP8, in full or in bf16, in this phase, into dqkv (N, qkv_width); undoes RoPE.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;
