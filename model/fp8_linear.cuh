@@ -53,11 +53,11 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Whether attention itself writes the projection's input in FP8, by a scale that is known before.
+// Whether attention itself writes the input of `linear`, its projection, in FP8: where scales are delayed.
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
-// Returns an FP8 layer's input, floatX (rows, inputs), live in this phase; NULL: planning, or attention writes FP8.
+// Returns an FP8 layer's input in floatX, (rows, inputs), live in this phase; NULL: planning, or attention_writes_fp8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
@@ -85,8 +85,8 @@ static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     return fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, linear_row(linear, &m->shape.layer).source.id),
                          FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
 }
-// Returns the cast of an input: into its row form where the product is to run, and into its column form where
-// at.produce asks for the input; a first forward makes the column form only of an input that the policy keeps.
+// Returns the cast of an input: into its row form where the product (INPUT_ROWS: the input) is wanted; of INPUT_COLUMNS
+// also into its column form where the input is wanted, in a first forward only if the policy keeps it.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -102,7 +102,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation, and its derivative, write FP8 themselves: with delayed scales, known before the values.
+// Whether the MLP's activation, and its derivative, write FP8 themselves: in FP8 layers whose scales are delayed.
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
@@ -148,7 +148,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // ---- Products ----
 
-// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits.
+// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits; with scales of blocks: false.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
@@ -157,7 +157,8 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed where `which` is FP8_WEIGHT_COLUMNS.
+// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed where `which` is FP8_WEIGHT_COLUMNS. The
+// amax is there from fp8_scales_begin; where weights_sharded, a first forward takes it here.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -191,7 +192,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 
 // ---- Backward ----
 
-// Whether the gradient of a linear layer's output has its amax from its producer; else the cast takes it by a pass.
+// Whether the op that makes the gradient of a linear layer's output takes its amax, if any is; else cast_gradient does.
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
@@ -213,7 +214,7 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast of the gradient of a linear layer's output, which sums the bias's gradient too, if it is trained.
+// Returns the cast of the gradient of a linear layer's output to both forms, which sums a trained bias's gradient too.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -231,7 +232,7 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts dout (N, outputs) into both forms and sums the bias's gradient, in this phase. Takes the amax if none is taken.
+// Casts dout (N, outputs) as gradient_cast says, in this phase; takes the amax first unless gradient_has_amax.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
@@ -262,9 +263,8 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, in two phases that it begins; the output's gradient must have
-// been cast before. din_slot gets the input's gradient, written or (add_din) added to what the slot holds. The
-// weight's gradient is written to the unit's gradients or, where accumulates(m), added to them.
+// Runs the two products of a linear layer's backward, in a new phase each, after the output's gradient_cast. din_slot
+// gets the input's gradient, written or (add_din) added; the unit the weight's, written or (accumulates) added.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -298,8 +298,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Goes back from dact (rows, F) through the MLP's activation of fc (rows, fc_width), which writes its gradient in FP8,
-// and the first linear layer, into D_NORM2. Begins in the activation backward's phase. activation_is_fused holds.
+// Casts fc's gradient, of dact (rows, F) and the MLP's activation at fc (rows, fc_width), in this phase, then goes back
+// through the first linear layer into D_NORM2, in two more phases. activation_is_fused holds.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);
