@@ -37,8 +37,8 @@ static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     f->values = NULL;
     f->filling = NULL;
 }
-// Sets elements [first, first + n) of a matrix to values (n), on the host: each element once, in any order. The call
-// that completes the matrix stores it and waits for the device. Ends the program where another matrix is incomplete.
+// Sets elements [first, first + n) of a stored tensor to values (n), on the host: each element once, in any order. The
+// call that completes t uploads it and waits for the device. Ends the program where another tensor is incomplete.
 static void frozen_weights_set(struct frozen_weights *f, const struct tensor *t, int64_t first, const float *values,
                                int64_t n, struct device *dev) {
     if (!f->filling) {

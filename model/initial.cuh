@@ -5,7 +5,7 @@
 #include "kernels/rope_table.cuh"    // rope_table, struct rope_settings
 #include "model/state.cuh"           // struct gpt
 
-// Returns the address of a buffer of the plan; NULL: id -1, no bytes, or before gpt_allocate.
+// Returns the address, on device or host, of a buffer of the plan; NULL: id -1, no bytes, or before gpt_allocate.
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
@@ -35,7 +35,7 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                 sizeof *rounded);
 }
 
-// Zeroes all parameters of z, since the gaps between tensors are read too.
+// Zeroes all parameters of z that this rank holds, since the gaps between tensors are read too; enqueued on the device.
 static void zero_clear_parameters(struct zero *z, struct device *dev) {
     const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
     if (z->params_on_host && bytes > 0)
@@ -43,7 +43,7 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets initial parameters and state, by GPT-2's scheme; frozen tensors only without --init-from. Waits for the device.
+// Sets initial parameters (frozen ones only without --init-from) and optimizer states, zeroes gradients; caller waits.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
@@ -69,8 +69,8 @@ static void gpt_initialize(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// Returns the settings of the rotary table of the layers with rotary positions or, `local`, of windowed layers with
-// their own base. They point into *factors, longrope's lists, which the caller frees; NULL: another scaling.
+// Returns the settings of the layers' rotary table or, `local`, of the windowed layers' own, with another base and no
+// scaling. They point into *factors, longrope's lists, which the caller frees; NULL: another scaling, or none.
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
     memset(&s, 0, sizeof s);
