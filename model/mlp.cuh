@@ -5,7 +5,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward
 #include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
-// act (N, F), in floatX, and its amax = the MLP's activation of fc (N, fc_width); act.sums is not made.
+// act.data (N, F) = the MLP's activation of fc (N, fc_width); merges act.amax, does not make act.sums.
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
 #define POINTWISE(name) name##_forward(act.data, fc, N * s->layer.F, act.amax, dev)
@@ -14,7 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
-// dfc (N, fc_width) = the gradient of fc, from dact (N, F), which dfc may overwrite unless the activation is gated.
+// dfc.data (N, fc_width) = the gradient of fc, from dact (N, F), which dfc.data may be unless the activation is gated.
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -22,7 +22,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 #undef BACKWARD
 }
 
-// Computes the MLP's first product and its activation, where they are wanted, in phases of their own.
+// Computes the MLP's first product, whose input it casts in FP8, and its activation, where wanted, in new phases.
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
@@ -42,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Computes the output of the second product range by range, where it is wanted. All ranges run in the same phases.
+// Computes the MLP range by range up to the second product, if its output is wanted. All ranges run in the same phases.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!produces(at, 1u << product))
@@ -64,7 +64,7 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes from dproj, live in this phase, to D_NORM2, in this and further phases; gradients of parameters join the unit's.
+// Goes from dproj (rows, C), live in this phase, to D_NORM2 over further phases; parameters' gradients join the unit's.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -14,7 +14,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns what block_forward, asked for `produce` in backward, leaves to the ranges; 0: nothing, or no ranges.
+// Returns a set that block_forward, asked for `produce` in backward, leaves to the ranges; 0: other passes, no ranges.
 static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
@@ -27,7 +27,7 @@ static struct at at_ranges(struct at at) {
     at.last_rows = (at.rows - 1) % at.most_rows + 1;
     return at;
 }
-// Returns `whole` for the MLP's forward by ranges: FC and ACT are of a range, the second projection's output is whole.
+// Returns `whole` for the MLP's forward by ranges: makes FC and ACT, of a range each, and the second product, whole.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);
@@ -35,7 +35,7 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Returns `whole` for backward by ranges: what the policy drops from norm 2 to the norm after the MLP is of a range.
+// Returns `whole` for backward by ranges, each making what the policy drops from norm 2 to the norm after the MLP.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
     struct at at = at_ranges(whole);
