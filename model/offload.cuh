@@ -49,7 +49,7 @@ static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Waits for the layer below's offload and begins layer l's (-1: the embedding's); opens a phase where there is any.
+// Calls offload_wait for the layer below, and begins to offload layer l (-1: the embedding); opens a phase for either.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
@@ -73,8 +73,8 @@ static bool group_is_offloaded(const struct gpt *m, int first, int last) {
             return true;
     return false;
 }
-// Waits for what the group of layers that ends with `last` needs, before its recomputation and backward, and begins to
-// fetch what the group below it needs. Opens a phase for each, where there is any of this.
+// Calls offload_wait for what the group of layers that ends with `last` needs, before its recomputation and backward,
+// and begins to fetch what the group below it needs. Opens a phase for each, where there is any of this.
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {

@@ -92,7 +92,7 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// The number of floats per token that the backward of q's and k's norm reads: 1 / RMS of each head or of both; 0: none.
+// The number of floats per token that the q and k norm's backward reads: 1 / RMS of heads, or of all q, all k; 0: none.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;
@@ -139,7 +139,7 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
-// Returns how linear layers in FP8 keep their inputs for backward, by the recipe; without FP8 no layer uses it.
+// Returns how linear layers in FP8 keep their inputs, by the recipe and attention's format; without FP8 none uses it.
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -191,7 +191,7 @@ static struct lora_shape lora_shape_of(const struct config *c, const struct laye
 #undef ADD_ROW
     return lora;
 }
-// Whether outputs [first_row, first_row + num_rows) of a linear layer are a module; if so, sets *module.
+// Whether outputs [first_row, first_row + num_rows) of a linear layer are a module; only then sets *module.
 static bool lora_module_at(enum lora_module *module, enum linear linear, int first_row, int num_rows,
                            const struct layer_shape *s) {
 #define FIND_ROW(id, linear_id, first, rows)                                                                           \
@@ -416,7 +416,7 @@ static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parame
 #define ENUM_ROW(enumerator, field) enumerator,
 enum lr_group { LR_GROUPS(ENUM_ROW) };
 #undef ENUM_ROW
-// Returns the group of a tensor: a tied head is the embedding, matrices are the blocks' (LoRA's too), vectors the rest.
+// Returns a tensor's group: embeddings (with a tied head), an untied head, the blocks' matrices (LoRA's too), vectors.
 static enum lr_group tensor_lr_group(const struct tensor *t) {
     if (t->unit == UNIT_EMBEDDINGS)
         return LR_EMBEDDING;
@@ -479,7 +479,7 @@ static struct tensor tensor_row(enum parameter id, const struct model_shape *s) 
     return t;
 }
 
-// The number of parameters of a shape, without padding. A double, since options may ask for more than 64 bits count.
+// The number of parameters, adapters' too, without padding. A double, as options may ask for more than 64 bits count.
 static double parameters_number(const struct model_shape *s) {
     double number = 0;
     for (int id = 0; id < PARAM_COUNT; id++) {
