@@ -92,8 +92,8 @@ struct gelu_input {
 static const struct gelu_input NO_GELU = {NULL, false};
 
 // Goes back through a linear layer in the caller's phase, where dout (rows, outputs) is live; FP8 begins two more. The
-// input's gradient (rows, inputs) goes to din_slot. The gradients of weight, adapter and (sums_bias, or FP8) bias join
-// the unit's. Returns whether din_slot holds the gradient of gelu.pre: never with DIN_ADDED or in FP8.
+// input's gradient goes to din_slot. Gradients of weight, adapter and (sums_bias, or FP8) bias overwrite the unit's or,
+// if accumulates(m) or in a later range, add. Returns whether din_slot holds gelu.pre's: never by DIN_ADDED or in FP8.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
                             bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;
