@@ -9,14 +9,13 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit's stored gradients pass the device by buckets: no layer, larger than a layer, more than two buckets.
+// Whether slots take a unit's gradients by buckets: head or embeddings, larger than a layer, of more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part of a unit's stored gradients that begins with `bucket`, an index over all units: of a streamed unit
-// that bucket only, else all to the unit's end.
+// Returns the part that begins with `bucket`, an index over all units: to the unit's end or, streamed, of that bucket.
 static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -27,7 +26,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a slot on the device, live in this phase, for gradients of the host; NULL: planning. Slot 1: streamed units'.
+// Returns a unit's slot 0 or, streamed, 1: device memory for a part (stored_at), live in this phase; NULL: planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -43,8 +42,8 @@ static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
 
-// Begins to copy the stored sum of a unit's gradients into the unit's buffer; zero_begin_gradients waits. Does nothing
-// unless zero_adds_in_place, where there is no sum yet, and where the sum is there or on its way.
+// Begins, in this phase, to copy the stored sum of a unit's gradients into its buffer; zero_begin_gradients waits. Does
+// nothing without zero_adds_in_place, in a step's first micro-step, and where the sum is there or on its way.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
     if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
@@ -55,7 +54,7 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to bring stored gradients into a slot or, in a first micro-step, zeroes it: add_shard does not write gaps.
+// Begins to load a part into a slot (ticket: z->grads_loads); in a first micro-step zeroes it: add_shard skips gaps.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -104,9 +103,9 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         zero_gap(z, whole + at - begin, end - at);
 }
-// Prepares a unit's buffer before the unit's backward, in a phase of its own; does nothing where units have no buffers.
-// Where backward adds in place (zero_adds_in_place), the buffer then holds the stored sum, at first only zeroed gaps,
-// and the next unit's sum is being fetched. Else it may hold anything, and add_shard adds it to the stored sum later.
+// Prepares a unit's buffer for its backward, in a phase of its own; does nothing where the unit has no buffer or no
+// elements. With zero_adds_in_place the buffer then holds the stored sum (in a first micro-step only zeroed gaps), and
+// the next unit's is being fetched. Else it may hold anything: zero_reduce or zero_add_reduced adds it to the sum.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -126,7 +125,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
 }
 
 // sum (b->shard) += this rank's shard of bucket b in `whole`, its unit's gradients; = in a step's first micro-step. sum
-// is of grads_format. Gaps between tensors stay zero.
+// is of grads_format, bf16 rounded stochastically. Gaps between tensors are not written.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
     // Each rank's counter begins at its rank; less the rank, it is equal on all ranks.
@@ -142,7 +141,8 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Waits for a part's reductions, then adds the part of `whole` to the stored `sum` on the device. ws: for add_squares.
+// Waits for a part's reductions, then adds the part of `whole`, the unit's buffer, to `sum`, the stored part, on the
+// device; where gradients are on the host, add_squares follows (with ws). Does nothing when planning.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -164,7 +164,7 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Adds a unit's gradients to the sums on the host by slots: while a part is added, the next is loaded, one is stored.
+// Adds a unit's gradients to the sums on the host, by slots, after prefetch_stored; wait_for_stores waits for the last.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -183,7 +183,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Opens a phase, waits for a unit's reductions, adds its gradients to the stored sum; if in place, copies to the host.
+// Opens a phase, waits for a unit's reductions, adds its buffer to the stored sum; if in place, begins to store that.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -208,7 +208,7 @@ static void collect_gradients(struct zero *z, int unit) {
 // Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
 // a step's last. zero_add_reduced or the update waits. One rank instead adds the unit's buffer, where there is one, to
 // the stored sum, or copies it there (zero_adds_in_place). Opens a phase if zero_has_unit_gradients; does nothing for a
-// unit without elements. Every rank calls this.
+// unit without elements. From stage 1 on only this rank's shards then hold the sum. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;

@@ -35,7 +35,7 @@ static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s-
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
-// Appends buckets of [begin, end), of about `most` elements at most, as equal as the alignment of their shards allows.
+// Appends [begin, end) of a unit as buckets of about `most` > 0 elements at most, equal but for the last; empty: none.
 static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)
@@ -51,9 +51,9 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-// Cuts a layout's units into buckets of at most about bucket_bytes in fp32; 0: one each. shards_free frees the tables.
+// Cuts the units of a layout, which need not stay, into buckets; an empty unit has none. shards_free frees the tables.
 static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
-                                   int64_t bucket_bytes) { // 0: a unit is one bucket
+                                   int64_t bucket_bytes) { // of fp32, about, at most; 0: a unit is one bucket
     const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
     struct shards s;
     memset(&s, 0, sizeof s);
@@ -91,8 +91,8 @@ static int64_t shards_place(const struct shards *s, const struct bucket *b, int6
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// Finds the next range of [*at, end) in this rank's buffer (sharded or whole): sets *at, and *place to its index there.
-// Returns the number of elements, by which the caller moves *at on; 0: nothing is left.
+// Finds the next range of [*at, end) in this rank's buffer, whole or sharded (then of one bucket): sets *at, and *place
+// to the index of *at there. Returns the number of elements, by which the caller moves *at on; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

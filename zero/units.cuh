@@ -59,8 +59,8 @@ struct zero {
     int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
 };
 
-// Sets up z, for the tensors of one of the table's layouts, on rank `rank` of `ranks`. The caller sets z's memory and
-// collectives later. Table, layout and timeline must outlive z, which zero_free frees.
+// Sets up z for a layout of the table, of the trained or of the frozen tensors. bucket_bytes: as in shards_create. The
+// caller sets z's memory and collectives later. Table, layout and timeline must outlive z, which zero_free frees.
 static void zero_create(struct zero *z, const struct parameters *table, const struct flat_layout *layout,
                         struct timeline *timeline, int rank, int ranks, int stage, int64_t bucket_bytes,
                         struct zero_options options) {
@@ -105,12 +105,12 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// Notes that no unit's buffer has parameters or the stored sum, as when a region of the timeline begins.
+// Notes, as a region of the timeline begins, that units' buffers hold nothing and that an update may be in flight.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Begins a micro-step. adds_up: an earlier one of the step has made gradients (planning: the step has several).
+// Notes which micro-step begins. adds_up: an earlier one of the step made gradients (planning: steps may have several).
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -124,11 +124,11 @@ static int64_t unit_elements(const struct zero *z, int unit) {
 static bool zero_has_unit_parameters(const struct zero *z) {
     return shards_parameters(&z->shards) || z->params_on_host;
 }
-// Whether backward writes a unit's gradients into a buffer of the unit.
+// Whether backward writes a unit's gradients into an fp32 buffer of the unit; else it writes them into z->grads.
 static bool zero_has_unit_gradients(const struct zero *z) {
     return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
 }
-// Whether the buffer of a unit's gradients holds the stored sum, to which backward adds in place.
+// Whether units have buffers of gradients and these hold the stored sum, to which backward adds in place.
 static bool zero_adds_in_place(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
@@ -210,7 +210,8 @@ static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, i
                              bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
-// Begins the all-gather of a unit's sharded parameters, after copies of this rank's shards from the host, if any.
+// Begins the all-gathers of a unit's sharded parameters into `whole`, the unit's buffer, after copies of this rank's
+// shards from the host, if any. Sets the buckets' params_tickets and params_loads. Planning records only the copies.
 static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -247,14 +248,14 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether a pass may meet all-gathers of the last update in flight, of parameters without units' buffers: any forward
-// but later micro-steps' forwards. A wait for none would divide recorded work (kernels/work_segments.cuh).
+// Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but later
+// micro-steps' forwards; never frozen tensors or whole states. A wait for none divides recorded work (segments_cut).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
 // Blocks later work of the device until a unit's parameters are there, zero_prefetch's or the last update's; brings
-// them in where no prefetch has. Opens a phase where units have buffers. Every rank calls this.
+// them in where no prefetch has. Opens a phase where units have buffers and this one elements. Every rank calls this.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -281,9 +282,8 @@ static bool zero_holds_any(const struct zero *z, bool sharded, int64_t at, int64
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Copies `values`, elements [at, at + n) of a whole flat buffer, into `flat`, as far as this rank holds them. flat:
-// z->params, or a buffer in device memory. sharded: `flat` has only this rank's shards. values: (n) in host memory,
-// which must stay until the device was waited for.
+// Copies into `flat` what it holds of elements [at, at + n) of a whole flat buffer: of `values`, (n), in host memory,
+// which stay until the device was waited for. flat: z->params or device memory; sharded: of only this rank's shards.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     const bool on_host = flat == z->params && z->params_on_host;
