@@ -22,11 +22,11 @@ static void gpt_free_graphs(struct gpt *m) {
         segments_free(&m->steps.graphs[i].segments);
     }
 }
-// The work of a micro-step that never changes, and so can be recorded.
+// The part of a micro-step that never changes, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Enqueues the work as one graph, which the first call records with its `scale`, until gpt_free_graphs. The work has
-// run unrecorded before. Returns false, with nothing enqueued, where CUDA does not take the recorded graph.
+// Enqueues the work, which has run before, as one graph: the first call records it with its `scale`, or runs it without
+// a graph where CUDA begins no recording. Returns false, with nothing enqueued, where CUDA does not take the graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
         const bool begun = graph_begin(m->dev);
@@ -37,15 +37,15 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
-// Enqueues the work as a graph for each stretch between collectives and transfers; the first call records the graphs.
+// Enqueues the work as graphs between its collectives and transfers, which the first call records with its `scale`.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);
     segments_end(m->dev);
 }
-// Enqueues the work of micro-step `index` of a step: as the graph of its kind, which the second of the kind records.
-// The first of a kind runs unrecorded, since the libraries' first calls can't be recorded, as does one that is watched
-// phase by phase. Returns false, with nothing enqueued, where CUDA refused the graph: a second call runs it.
+// Enqueues the work of micro-step `index` as its kind's graph, recorded by the kind's second and after a new `scale`.
+// The kind's first, as libraries' first calls can't be recorded, any planned, watched or calibrating FP8, and all where
+// graphs are off run unrecorded. Returns false, with nothing enqueued, where CUDA refused the graph: call once more.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);

@@ -19,7 +19,7 @@ static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }
-// Returns (B) integers, live in this phase: the positions of the new tokens or, in a prefill, the prompts' lengths.
+// Returns (B) integers, live in this phase: the new tokens' positions, in a prefill prompts' lengths; NULL: planning.
 static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
@@ -35,11 +35,11 @@ static bool restarts_positions(const struct gpt *m, enum pass pass) {
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }
-// Returns, (N), a token's document's first row in its sequence, live in this phase; NULL: planning, or not needed.
+// Returns (N), the row of its sequence where a token's document begins, live in this phase; NULL: planning, or no need.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
-// Returns what makes positions: in generation the new tokens' own, else documents' begins where they restart, or NULLs.
+// Returns what makes positions, live in this phase: PASS_GENERATE's own, documents' begins if they restart, or NULLs.
 static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
@@ -49,7 +49,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     return positions;
 }
 
-// Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
+// Whether layer l has a window shorter than a pass's sequences; never in PASS_GENERATE, whose KV cache is as short.
 static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
@@ -92,7 +92,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     }
     return shape;
 }
-// Returns the rotary table (seq_length, D) of layer l, in device memory; NULL: its q and k are not rotated.
+// Returns the rotary table (seq_length, D) of layer l, in device memory; NULL: planning, or q and k are not rotated.
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;

@@ -251,7 +251,7 @@ struct extent {
     int B, T;
     int64_t N; // B * T
 };
-// Returns the tokens of a pass on this rank: a micro-batch's, the prompts' in a prefill, one a sequence in generation.
+// Returns a pass's tokens on this rank: a micro-batch's, prompts padded to the longest, one a sequence in generation.
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
     const int B = generates(pass) ? m->generation.sequences : m->config.training.micro_batch_size;
     const int T = !generates(pass)       ? m->config.model.seq_length
@@ -274,7 +274,7 @@ static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
 
 // Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// Returns the first layer of the lowest group that backward recomputes, the lowest whose input backward reads; L: none.
+// Returns the lowest layer whose input backward reads: the first of the group of the lowest trained layer; L: none is.
 static int first_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
@@ -294,8 +294,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Returns the set of layer l's kept activations that are in host memory between forward and backward. OUT goes with the
-// next layer, whose input it is. The last group of layers stays: its backward comes next.
+// Returns the set of layer l's (-1: the embedding's) kept activations that are in host memory until backward. OUT goes
+// with the next layer, whose input it is. The last group stays, as its backward is next, and what no backward reads.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -373,7 +373,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
                             gradient_slot_names[slot - ACT_COUNT]);
 }
-// Returns the gradient of the residual stream, (N, C), one buffer for all layers; NULL when planning.
+// Returns the gradient of the residual stream, (N, C), one buffer for all layers, live in this phase; NULL: planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
 // Returns a parameter of layer l (-1: of the whole model) in a pass, after use_unit of its unit; NULL: the model has
@@ -391,7 +391,7 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Blocks later device work until a unit's parameters are there: zero_use, which opens a phase where units have buffers.
+// Blocks later device work until a unit's trained and frozen parameters are there: zero_use, which may open two phases.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);
@@ -401,7 +401,7 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
     zero_prefetch(&m->zero, pass, unit);
     zero_prefetch(&m->frozen, pass, unit);
 }
-// Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
+// Whether backward adds to what the memory of `grad` holds (zero_adds); else, as in a first micro-step, overwrites it.
 static bool accumulates(const struct gpt *m) { return zero_adds(&m->zero); }
 
 // Returns dropout with probability p, 0 outside training steps. use: enum dropout_use, or LoRA's (lora_dropout).

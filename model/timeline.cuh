@@ -172,7 +172,7 @@ struct timeline_loop {
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
-// Returns a loop over tokens [0, end) in ranges of `step`; timeline_loop_next enters the first, after this phase.
+// Returns a loop over tokens [0, end) in ranges of `step`, the last cut by the caller. The next phase is its first.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
@@ -223,8 +223,8 @@ static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, con
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
 }
 
-// Begins a copy between device and host memory in this phase, named for the plan; when planning, records its bytes.
-// Operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode.
+// Begins a copy between device and host memory in this phase; planning records name and bytes. Operands must be live up
+// to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode; a dry run copies nothing: 0.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)
@@ -233,7 +233,7 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
         return 0;
     return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
 }
-// Blocks later work of the device until a transfer is done, and clears its ticket. *ticket 0: does nothing.
+// Blocks later work of the device until a transfer is done; clears its ticket. *ticket 0, or a dry run: does nothing.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     if (t->dry_run)
         return;
