@@ -1,6 +1,6 @@
 // The model's state: struct gpt, and its buffers by pass, layer and slot. Layer l's input is the OUT of layer l - 1;
 // the embedding's output is the OUT of layer -1. Functions run in two modes, planning and running (model/timeline.cuh):
-// a phase fetches all its buffers first (NULL when planning), then runs its ops by RUN.
+// a phase fetches all its buffers first (NULL when planning, but for a dry run), then runs its ops by RUN.
 #pragma once
 #include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config

@@ -45,7 +45,7 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
 // native (host memory) = elements [at, at + n) of a part as stored, multiples of STATE_BLOCK in one range of
-// part_next's. The caller waits as for parameters_download. Returns when the copy is done.
+// part_next's. The caller has waited as for parameters_download. Returns when the copy is done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -71,7 +71,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes into the copy; c->keeps is true. The caller waits as for parameters_download.
+// Copies what this rank writes into the copy; c->keeps is true. The caller has waited as for parameters_download.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;

@@ -171,7 +171,7 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Sets waves, owners and flops: the smallest waves that keep the ranks' loads within a tenth of even ones, or one wave.
+// Sets owners, flops and waves of 1, 2, 4 ... tensors: the smallest with loads within a tenth of even ones, or one wave.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -198,7 +198,7 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's range of the flat buffers, [begin, stop), and of this rank's elements in it, [place, place + n).
+// Sets a zeroed wave's range of the flat buffers, [begin, stop), and this rank's places there, [place, place + n).
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -224,7 +224,7 @@ static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) 
     }
     return n;
 }
-// Sets each wave's range, each matrix's place in its owner's `whole`, and the sizes that suffice on any rank.
+// Sets waves' ranges, matrices' places in owners' `whole`, and sizes that suffice on any rank; most_whole 0: no copies.
 static void muon_place(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t *used = (int64_t *)calloc((size_t)ranks, sizeof *used);
@@ -251,7 +251,7 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns the step for *at; 0: none.
+// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns its length; 0: none.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -427,7 +427,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
-// Exchanges messages, never when planning; later work of the device waits until that is done. Every rank calls this.
+// Exchanges messages; later work of the device waits until that is done. Every rank calls this, but not when planning.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,
@@ -448,7 +448,7 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces b.update, on each rank, by a wave's orthogonal factors. A dry run only calls matmuls. Every rank calls this.
+// Replaces b.update, each rank's, by a wave's orthogonal factors. A dry run calls only matmuls. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

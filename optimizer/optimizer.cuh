@@ -6,7 +6,7 @@
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
 // Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last on. gathers: after each
-// bucket, its parameters' all-gather begins; except_matrices: not of buckets with matrices.
+// bucket, its parameters' all-gather begins, unless they stay sharded; except_matrices: not of buckets with matrices.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -20,7 +20,7 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Clears FP8's amaxes of weights, enqueues AdamW's update of what this rank owns, and begins to all-gather the buckets
+// Enqueues AdamW's update of what this rank owns, with FP8 weights' amaxes anew, and begins to all-gather the buckets
 // without Muon's matrices. *check (device memory) clips, or forbids. slots: optimizer_slots. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
@@ -48,7 +48,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 
 // ---- Amaxes of weights in FP8 ----
 
-// Enqueues FP8 weights' amaxes, once after parameters were set or swapped; else the last update has collected these.
+// Enqueues FP8 weights' amaxes, where updates collect these, after parameters were set or swapped; else does nothing.
 static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)

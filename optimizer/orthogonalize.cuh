@@ -78,7 +78,7 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
-// Returns a step's coefficients, by its index from 0; past the list: its last ones or, where it cycles, its own again.
+// Returns the coefficients of step `step` >= 0; past the list: its last row or, where it cycles, from its first row on.
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
@@ -153,7 +153,7 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
 }
 
 // x = the orthogonal factor of x, which is aligned to TENSOR_ALIGNMENT elements. workspace (device memory):
-// orthogonalize_workspace_bytes. When the timeline plans nothing happens; in a dry run only the products are called.
+// orthogonalize_workspace_bytes. When planning does nothing; in a dry run only calls the products' matmuls.
 static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
     if (timeline_plans(t))

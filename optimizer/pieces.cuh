@@ -63,7 +63,7 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where an operand of a piece lies in this rank's buffers, device or host; memory NULL: there is no such state.
+// Returns where a piece's operand lies in this rank's buffers; memory NULL: no such state, bytes 0: not of the group.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -253,7 +253,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins the all-gather of a bucket's parameters, after the update of this rank's shard. Every rank calls this.
+// Begins the all-gather of a bucket's parameters, after this rank's shard is updated; zero_use waits. Every rank calls.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];

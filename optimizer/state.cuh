@@ -178,7 +178,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Sets segment o->num_segments, which begins at `place`, where the segment before ends; the caller counts it.
+// Begins segment o->num_segments at `place`, where the segment before ends; the caller then increments num_segments.
 static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -234,8 +234,8 @@ static size_t state_offset(const struct optimizer *o, enum optimizer_state id, i
     return s->offset[id] + state_bytes(o->states[id].formats[s->group], place - s->place);
 }
 
-// Returns the address of a state at `place`, a multiple of STATE_BLOCK. Sets *count to how many of the n elements from
-// there on lie in one memory, and *on_host to whether it is the host's.
+// Returns the address of a state that optimizer_holds, at `place`, a multiple of STATE_BLOCK. Sets *on_host to whether
+// that is the host's memory, and *count to how many of the n elements from there on lie in the same memory.
 static char *state_address(const struct optimizer *o, enum optimizer_state id, int64_t place, int64_t n, int64_t *count,
                            bool *on_host) {
     const struct stored_state *s = &o->states[id];
@@ -253,7 +253,7 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Returns the place, in whole blocks, from which on states are offloaded, so that a fraction of them, 0 to 1, is.
+// Returns the place, a multiple of STATE_BLOCK, from which on states are offloaded: about a fraction, 0 to 1, of them.
 static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
@@ -335,7 +335,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills o->buckets, in device memory: for each bucket the range of this rank's gradients. Waits for the device.
+// Fills o->buckets, in device memory: for each bucket its shard's range of this rank's gradients. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -423,7 +423,7 @@ static void optimizer_initialize(struct optimizer *o) {
     }
 }
 
-// Uploads what this rank holds of elements [at, at + n) of a state that is kept in one format, of `width` bytes an
+// Uploads what this rank holds of elements [at, at + n) of a state that it holds, in one format of `width` bytes an
 // element; `at` may be any. values: (n) in host memory, which must stay until the device was waited for.
 static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
                                       int64_t n, size_t width) {
@@ -442,7 +442,7 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
     }
 }
 // Sets what this rank holds of parameters [at, at + n) to `exact`, (n): the parameters rounded, states that start from
-// parameters exactly. rounded: room for 2 n. Both are in host memory and must stay until the device was waited for.
+// parameters (averages too) exactly. rounded: room for 2 n. Both, in host memory, stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {

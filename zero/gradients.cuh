@@ -37,7 +37,7 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
                                   "unit's stored gradients", unit_layer(z, unit));
     return bytes_behind(slots, (size_t)slot * bytes);
 }
-// Returns the address of this rank's stored gradients from element `place`, of whole blocks, on; NULL when planning.
+// Returns the address of this rank's stored gradients at `place`, a multiple of STATE_BLOCK elements; NULL: planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
@@ -71,7 +71,7 @@ static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
 }
-// Blocks later work of the device until the last stored gradients are on the host. Keeps their buffers live till then.
+// Blocks later work of the device until unit z->storing's gradients are on the host; their buffers are live till then.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
@@ -134,8 +134,8 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// Adds the squares of a bucket's stored gradients `sum` to the report, in a step's last micro-step; bucket 0's
-// overwrite it. Call in the order of the buckets, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
+// Adds the squares of a bucket's stored gradients `sum` to *z->squares, in a step's last micro-step; bucket 0's
+// overwrite that. Call in the order of the buckets, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
@@ -237,7 +237,7 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum. Unsharded: does nothing.
+// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum; nothing if unsharded, empty.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
