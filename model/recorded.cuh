@@ -37,7 +37,7 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
-// Enqueues the work as graphs between its collectives and transfers, which the first call records with its `scale`.
+// Enqueues the work as graphs, one between two collectives or transfers; the first call records them with its `scale`.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);

@@ -171,7 +171,7 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Sets owners, flops and waves of 1, 2, 4 ... tensors: the smallest with loads within a tenth of even ones, or one wave.
+// Sets owners, flops and waves of 1, 2, 4 ... tensors: the smallest with ranks' loads within a tenth of even, or one.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);

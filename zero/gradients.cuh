@@ -237,7 +237,7 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum; nothing if unsharded, empty.
+// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum. Unsharded, empty: nothing.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);

@@ -249,7 +249,7 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_IN_FLIGHT;
 }
 // Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but later
-// micro-steps' forwards; never frozen tensors or whole states. A wait for none divides recorded work (segments_cut).
+// micro-steps' forwards; false for frozen tensors, whole states. A wait for none divides recorded work (segments_cut).
 static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
