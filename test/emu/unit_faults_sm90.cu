@@ -136,6 +136,8 @@ static __global__ void store_kernel(float *out, int fault) {
     if (fault != NO_BARRIER)
         __syncthreads();
     if (thread == 0) {
+        if (fault == TOO_EARLY)
+            cp_async_16(from, out + 1024, true); // nobody waits for it
         bulk_store(out + (fault == PAST_GLOBAL   ? 16384 - 60
                           : fault == NOT_ALIGNED ? 1
                                                  : 0),
@@ -672,6 +674,8 @@ static const struct fault {
     {"store_without_barrier", store, NO_BARRIER, "what a bulk store may still read"},
     {"store_reused_before_read", store, REUSED, "what a bulk store may still read"},
     {"store_reused_by_others", store, SECOND, "shared address"},
+    {"store_of_a_copy_in_flight", store, TOO_EARLY,
+     "a bulk store touches what an asynchronous copy is to write, before its wait"},
     {"store_past_global", store, PAST_GLOBAL, "past an allocation"},
     {"store_not_aligned", store, NOT_ALIGNED, "must be multiples of 16"},
     {"store_of_8_bytes", store, FIRST, "must be multiples of 16"},
