@@ -3,7 +3,7 @@
 #include "config/choices.h"       // enum activation
 #include "kernels/activation.cuh" // gelu_forward, swiglu_forward and the like, and their backward
 
-// Applies POINTWISE or GATED to the name that an activation's functions begin with (kernels/activation.cuh).
+// Calls POINTWISE(name) or, where fc has gate and up, GATED(name), with what the activation's functions begin with.
 #define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
     switch (activation) {                                                                                              \
     case ACTIVATION_GELU: POINTWISE(gelu); break;                                                                      \

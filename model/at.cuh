@@ -29,13 +29,13 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns the memory of an activation in at.ranged, live in this phase; each range overwrites it. NULL when planning.
+// Returns at.most_rows rows of memory for an activation in at.ranged, live in this phase; each range overwrites them.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// Returns at's rows of an activation, (rows, width) of floatX, live in this phase; NULL when planning.
+// Returns at's rows of an activation of floatX, (rows, width), live in this phase; NULL when planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -44,7 +44,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns at's tokens in the layer below (-1: the embedding), whose activations exist for all tokens: none is `ranged`.
+// Returns `at` in the layer below (-1: the embedding), whose activations exist for all tokens; keeps at.produce.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;
@@ -72,7 +72,8 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns at's rows of an activation's gradient, live in this phase; NULL: planning. The MLP's ranges share memory.
+// Returns at's rows of the gradient in `slot` (SLOT_D_...), (rows, width), live in this phase; NULL: planning. Ranges
+// overwrite each other's D_MLP_PROJ, D_ACT, D_FC and, unless branches are parallel, D_NORM2; other slots are whole.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -88,19 +89,18 @@ static floatX *d_residual_rows(struct at at) {
     return whole ? whole + at.first * at.m->shape.layer.C : NULL;
 }
 
-// A sink is where an op's result goes, and where the op puts the result's amax and column sums.
 struct sink {
     floatX *data;
     uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
     float *sums;    // partial sums of its columns; NULL: not made
 };
-// Returns a sink that takes neither amax nor sums; data NULL: the op writes nothing.
+// Returns a sink that takes neither amax nor sums; data NULL: planning, or the op writes at most statistics.
 static struct sink plain_sink(floatX *data) {
     const struct sink sink = {data, NULL, NULL};
     return sink;
 }
 
-// Returns the options of the model's norms. amax (1): merges the largest magnitude that is written; NULL: not taken.
+// Returns the options of all norms but q's and k's. amax (1): the op merges its result's largest magnitude; NULL: none.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;
