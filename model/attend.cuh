@@ -18,7 +18,7 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
-// Returns the RoPE that qk_norm_forward applies after the norm; table NULL: planning, or layer l has no rotation.
+// Returns the RoPE that qk_norm_forward applies after the norm, live in this phase; table NULL: none, or planning.
 static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
@@ -42,29 +42,29 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns q, k and v as attention reads them unless in FP8, (N, qkv_width), live in this phase; NULL when planning.
+// Returns q, k and v, (N, qkv_width), as attention reads them outside FP8, live in this phase; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
-// Computes attention of qkv (N, qkv_width) into att (N, H D), and what backward reads into `saved`, in this phase.
+// Computes attention of qkv (N, qkv_width) into att (N, H D; no sums) and, for backward, into `saved`, in this phase.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
-// The number of a sequence's tokens that the KV cache of layer l holds: all tokens, or the window's tokens in a ring.
+// The number of a sequence's tokens that layer l's KV cache holds: decode_tokens or, in a ring, a smaller window's.
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// Returns the cached keys or values (slot), (B, G, kv_capacity, D), live in this phase; NULL when planning.
+// Returns SLOT_KEYS or SLOT_VALUES of layer l, (sequences, G, kv_capacity, D), live in this phase; NULL when planning.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds k and v to the cache and computes att (N, H D), in this phase: a prompt's from qkv, later tokens' by the cache.
+// Adds k and v to the cache and computes att (N, H D), in this phase: a prefill's from qkv, else from q and the cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -81,7 +81,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Makes QKV and, where the model norms q and k, QKN, rotated, and the cast for FP8 attention, if wanted, a phase each.
+// Makes QKV, QKN with QKN_STATS, and FP8 attention's cast, where wanted, a phase each. What attention reads is rotated.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -103,7 +103,7 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes attention's output, in a phase of its own, where the output, or what backward reads, is wanted.
+// Computes ATT and SOFTMAX, in a phase of their own, where either is wanted. Generation adds k and v to the KV cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
@@ -120,7 +120,7 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// Returns the options of attention's backward, in this phase.
+// Returns the options of the backward of layer l's attention; positions and bias sums are live in this phase.
 static struct attention_backward_options attention_options_of(struct gpt *m, int l) {
     struct attention_backward_options options;
     options.rotary = rope_of(m, l);
@@ -130,7 +130,7 @@ static struct attention_backward_options attention_options_of(struct gpt *m, int
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     return options;
 }
-// Computes attention's gradient, in this phase, from D_ATT, or what was cast of it, into D_QKV, and undoes RoPE.
+// Computes D_QKV, RoPE undone, from D_ATT or its cast, in this phase; where q and k are normed, of the norm's output.
 static void attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -150,7 +150,7 @@ static void attention_gradient(struct at at) {
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
 // Goes back from dproj (rows, C), the gradient of the projection's output, live in this phase, to D_ATT and, through
-// norm and RoPE, to D_QKV, in a phase each. Gradients of parameters join the unit's.
+// RoPE and norm, to D_QKV, in this and further phases. Gradients of the projection and the norm join the unit's.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -11,14 +11,14 @@
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
 
-// A bias's gradient is summed by the wgrad product or the cast to FP8, or by the op that makes the output's gradient.
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
-// Returns what sums the gradient of the bias of a linear layer in training; BIAS_BY_WGRAD too where no bias is trained.
+// Returns what sums the gradient of a linear layer's bias in training. On a CPU always BIAS_BY_WGRAD, which also stands
+// for the cast to FP8 and, where no bias is trained, for no sum.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection, on a GPU: the norm after the projection, else the op that scales by
-// dropout and multiplier, else the next norm in the stream, where it makes the stream's gradient; else wgrad.
+// Returns bias_source of a branch's projection, on a GPU, not in FP8: the norm after it, else the op that scales by
+// dropout and multiplier, else the stream's next norm, where one call makes the stream's gradient; else wgrad.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -54,7 +54,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     return BIAS_BY_WGRAD;
 }
 
-// The number of rows of a layer's partial sums (bias_partial); 0: there are none (BIAS_BY_WGRAD).
+// The number of rows of a linear layer's partial sums (bias_partial); 0: there are none (BIAS_BY_WGRAD).
 static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
@@ -88,7 +88,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Adds up a bias's partial sums into its gradient, in its layer's phase. Returns false: none, as wgrad or a cast sums.
+// Adds up a bias's partial sums, made by then, into the bias's gradient, in this phase. Returns false: there are none.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_chunks(m, l, linear);
