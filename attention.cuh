@@ -31,9 +31,9 @@ static void attention_close(struct device *dev);
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
-// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). Ends the
-// program where the backend has no such shape or dropout. amax (1): merges the largest magnitude of out
-// (kernels/amax.cuh); NULL: not taken. saved: for backward. workspace: attention_forward_workspace_bytes.
+// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv); mask, hidden
+// keys and softcap as the shape says. Ends the program where the backend has no such shape or dropout. amax (1): merges
+// out's (kernels/amax.cuh); NULL: not taken. saved: for backward. workspace: attention_forward_workspace_bytes.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -43,8 +43,8 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
 // Returns the bytes of attention_backward's workspace. any_order: dQ's bits may differ between calls.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
-// Computes the gradient of attention_forward, whose backend, shape, dropout, qkv, out and saved these are, and, where
-// options.rotary is given, undoes RoPE on it. All of dqkv is written. workspace: attention_backward_workspace_bytes.
+// Writes to all of dqkv the gradient of attention_forward, whose backend, shape, dropout, qkv, out and saved these are;
+// undoes RoPE on dqkv and takes its amax and sums as options ask. workspace: attention_backward_workspace_bytes.
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -116,7 +116,7 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
     sm90_backward(dqkv, dout, qkv, out, (const float *)saved, s, options, workspace, dev);
 }
 
-// Returns the larger of cuDNN's and flash's bytes: planning may not know the shapes that flash computes for cuDNN.
+// Returns the larger of cuDNN's and flash's bytes: planning may not know the calls that flash computes for cuDNN.
 static size_t attention_fused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
@@ -211,7 +211,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }
-// Returns a feature in `asked` (enum attention_feature) that the backend does not provide, in words; NULL: none.
+// Returns the first feature in `asked` (bits of enum attention_feature) that the backend lacks, in words; NULL: none.
 static const char *attention_refusal(enum attention_backend backend, unsigned asked) {
     return attention_feature_name(asked & ~attention_row(backend)->provides);
 }
@@ -259,7 +259,7 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
                               struct device *dev) {
     attention_row_of_call(backend, shape, dropout, dev)->forward(out, saved, qkv, shape, dropout, amax, workspace, dev);
 }
-// Returns the amax of a backward before attention_undo_rope: NULL with options.rotary, as undoing takes options.amax.
+// Returns the amax to pass to a backward that attention_undo_rope follows: NULL with options.rotary, else options.amax.
 static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
     return options.rotary ? NULL : options.amax;
 }

@@ -4,7 +4,8 @@
 #include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Calls use_unit if the layer makes activations. Forward begins to fetch the next unit; training, the head's gradients.
+// Calls use_unit if the layer makes activations. But in backward, begins to fetch the next unit and, in the last layer,
+// the head's weight and, in training, the head's stored gradients.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
@@ -21,10 +22,10 @@ static void block_units(struct at at) {
     }
 }
 
-// Runs the ops whose outputs are in `produce`: all in a first forward, recompute.cuh's policy_missing in recomputation.
-// A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
-// crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
-// layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
+// Runs the ops whose outputs are in `produce`, if the model has them: all in a first forward, recompute.cuh's
+// policy_missing in recomputation, where made_by_ranges is left to block_backward. An addition and the norm of its sum
+// are fused where both are in `produce`; an unfused norm has the same bits. In a first forward the fusion crosses
+// layers: the last addition computes the next layer's NORM1, or the final norm, and only layer 0 its own NORM1.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
@@ -44,9 +45,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     branch_end(at, &MLP_BRANCH); // ACT projected; then one op: + MID -> OUT -> the next layer's NORM1
 }
 
-// Adds the gradients of the MLP's parameters and turns d_residual into the gradient of the residual stream between
-// attention and MLP. With parallel branches leaves d_residual as it is, and the gradient of the MLP's input in D_NORM2:
-// block_backward ends the branch after attention's backward.
+// Adds the gradients of the MLP's parameters and turns d_residual into MID's gradient. With parallel branches leaves
+// d_residual as it is, and in D_NORM2 the gradient of the MLP's input, from which block_backward goes on later.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
     mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));
@@ -67,7 +67,7 @@ static void mlp_branch_backward_ranges(struct at at) {
     }
 }
 // Adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into the gradient of
-// its input. What the policy drops was made again before; the caller's zero_reduce of the layer's unit follows.
+// its input. block_forward has made policy_missing again before; the caller's zero_reduce of the layer's unit follows.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);
