@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, recorded_micro_step, scale);
 }
-// Enqueues forward and backward of micro-batch `index`, from 0 on in turn, of m->steps.of_step, which the caller sets.
-// At index 0 gradients of scale / (B * T) times its losses' sum overwrite the last step's, else they add to the sum.
-// scale: 1 / (ranks * of_step); gpt_update rescales to the mean over targets that count. Every rank calls this.
+// Enqueues forward and backward of micro-batch `index`, 0, 1, ..., of m->steps.of_step, which the caller sets; losses
+// go to m->io.losses[index]. At 0 gradients of scale / (B * T) times the losses' sum overwrite the last step's, else
+// they add up. scale: 1 / (ranks * of_step); gpt_update makes it the mean over targets that count. All ranks call this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,7 +71,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Enqueues the rest of this rank's report (report_request), which has the losses by now, and, with several ranks, the
+// Enqueues the rest of this rank's report, which has the losses by now, and, with several ranks, m->io.request and the
 // all-gather of all reports into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
@@ -92,9 +92,9 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues the update of parameters and averages after a step's gpt_micro_steps. step: AdamW's, from 1; skipped updates
-// do not count. Clips gradients to --clip-grad. Where a loss, the gradient norm or a delayed amax is not finite, or no
-// target counts, nothing is updated, and gpt_results' check.finite is 0. Every rank calls this.
+// Enqueues the update of parameters and averages after a step's gpt_micro_steps; sends m->io.request. step: AdamW's,
+// from 1; skipped updates do not count. Clips gradients to --clip-grad. Where a loss, the gradient norm or a delayed
+// amax is not finite, or no target counts, nothing is updated, and gpt_results' check.finite is 0. All ranks call this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -174,7 +174,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Does what gpt_evaluate does with documents apart, and fills in `scores`. Only for runs that score (config_scores).
+// Does what gpt_evaluate does, with documents (document_starts) apart, and fills in `scores`. Only if config_scores.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -210,7 +210,7 @@ static enum collectives_kind collectives_kind_of(const struct config *c, const s
     return COLLECTIVES_HOST;
 }
 
-// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each.
+// Plans two pinned buffers each for batches and requests on their way to the device, and for results on their way back.
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
@@ -305,8 +305,8 @@ static int lowest_trained(const struct parameters *table) {
     return lowest;
 }
 // Creates a model and records its plan: plan_place and gpt_allocate follow. gpt_destroy frees the model and `policy`.
-// frozen (L + 1, PARAM_COUNT), only read here: the tensors that are not trained, the last row the whole model's; NULL:
-// none. Ends the program where the model is too large to be addressed.
+// config is copied, its texts are not. frozen (L + 1, PARAM_COUNT), only read here: the tensors that are not trained,
+// the last row the whole model's; NULL: none. Ends the program where the model is too large to be addressed.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
