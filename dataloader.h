@@ -114,7 +114,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Finds where a sample of the global sequence begins: *file, an index in loader->files, and *first_token within it.
+// Finds where a sample of the global sequence, or of loader->only's order, begins: *first_token of
+// loader->files[*file].
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -254,7 +255,7 @@ static void read_ahead_restart(struct dataloader *loader, int B) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-// Starts the thread, with a ring of `capacity` samples, on a plan of B at a time; capacity 0: does nothing.
+// Starts the thread, with a ring of `capacity` samples (0: does nothing), from the loader's position on, B at a time.
 static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
     struct read_ahead *ahead = &loader->ahead;
     if (capacity == 0)
@@ -280,7 +281,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
         fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
 }
 
-// Ends the thread and frees the ring; does nothing where there is no thread.
+// Ends the thread, frees the ring and zeroes *ahead, with B and capacity; does nothing where there is no thread.
 static void read_ahead_stop(struct read_ahead *ahead) {
     if (ahead->capacity == 0)
         return;
@@ -322,7 +323,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens `paths` into files[num_files] on and counts windows; the caller adds `count`. A misfit ends the program.
+// Opens paths (count) into files[num_files] on and counts windows; num_files stays. An unusable file ends the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -507,7 +508,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
-// Reads this rank's next B samples from the files, where no thread runs; position stays. A bad sample ends the program.
+// Fills a batch with this rank's next B samples, where no thread runs; position stays. A bad sample ends the program.
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
@@ -520,7 +521,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Waits for B samples of the thread's ring, restarted for a new B; position stays. A bad sample ends the program.
+// Fills a batch with B samples of the ring, restarted for a new B; position stays. A bad sample ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -538,7 +539,7 @@ static void dataloader_read_from_ring(struct dataloader *loader, struct token_ba
     }
 }
 
-// Reads, on rank r, the rth B of the next B*ranks samples, and moves on by B*ranks: B is equal on all ranks.
+// Reads, on rank r, samples [r B, (r + 1) B) of the next B*ranks, and moves on by B*ranks: B is equal on all ranks.
 static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);
@@ -554,7 +555,7 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
 // Returns the next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
-// Moves to a sample of the global sequence; what was read ahead is dropped.
+// Moves to a sample of the global sequence and drops what was read ahead; does nothing where the loader is there.
 static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
     if (loader->position == sample)
         return;
@@ -563,8 +564,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_restart(loader, loader->ahead.B);
 }
 
-// Moves to a sample of a run whose mixture began at first_sample; starts (mixture.count) has each part's past. Shards
-// that were added to a part are used from its first epoch that has not begun.
+// Moves to a sample of a run whose mixture began at first_sample; starts (mixture.count), copied, has each part's past.
+// Shards that were added to a part are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -585,7 +586,7 @@ static void dataloader_take_part(struct dataloader *loader, int part) {
     dataloader_seek(loader, 0);
 }
 
-// The number of samples of all parts, or of the part that all samples are of, each once.
+// The number of samples of all parts, also of weight 0, or of the part that all samples are of, each once.
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     uint64_t samples = 0;
     for (int i = 0; i < loader->mixture.count; i++)
