@@ -114,8 +114,7 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Finds where a sample of the global sequence, or of loader->only's order, begins: *first_token of
-// loader->files[*file].
+// Finds where a sample of the global sequence or of loader->only's order begins: at *first_token of files[*file].
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -521,7 +520,7 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Fills a batch with B samples of the ring, restarted for a new B; position stays. A bad sample ends the program.
+// Waits for B samples of the ring, restarted for a new B, to fill a batch; position stays. A bad one ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -555,7 +554,7 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
 // Returns the next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
-// Moves to a sample of the global sequence and drops what was read ahead; does nothing where the loader is there.
+// Moves to a sample of the global sequence and drops what was read ahead, unless the loader's position is that sample.
 static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
     if (loader->position == sample)
         return;

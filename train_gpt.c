@@ -17,8 +17,8 @@
 #include "runtime/machine/process.h" // libraries_have_started, standard_files_open, spin_briefly
 #include <stdio.h>                   // printf
 
-// Ends the program where stdout is the run's result (a plan, a loss, samples) and could not be written, as on a full
-// disk. A reader that has closed its pipe (EPIPE), as head does, is no error.
+// Flushes stdout where it is the run's result (a plan, a loss, samples; not training's), and ends the program where it
+// could not be written, as on a full disk. A reader that has closed its pipe (EPIPE), as head does, is no error.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
@@ -129,7 +129,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Prints the validation loss, scores of tasks and texts. Returns EXIT_SUCCESS or EXIT_STOPPED. All ranks call this.
+// Prints the validation loss and scores of tasks and texts, if any. EXIT_STOPPED: by a signal. All ranks call this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -147,7 +147,7 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Loads the planned model and continues each of read_prompts' prompts. Returns the exit status. Every rank calls this.
+// Loads the planned model and prints read_prompts' prompts, each continued by up to new_tokens. All ranks call this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
