@@ -174,7 +174,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-// Returns an activation's row for a layer of shape s, of 0 bytes if the layer has no such activation, or for ACT_COUNT.
+// Returns an activation's row for a layer of shape s; if the layer has none, only the bytes are 0. ACT_COUNT: all 0.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -229,8 +229,8 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 
 // ---- Policies ----
 
-// Reads the next range of an option's list of layers such as 0-3,8: *first <= *last are its ends, and *at, which begins
-// at `list`, moves past the range and its comma. Text that is no such list ends the program.
+// Reads the next range of an option's list of layers such as 0-3,8: *first <= *last are its ends, which are not checked
+// against a model. *at, at first `list`, moves past range and comma. Text that is no such list ends the program.
 static inline void recompute_next_layers(const char *option, const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
@@ -268,8 +268,8 @@ static inline uint32_t recompute_read_modules(const char *option, const char *li
     return modules;
 }
 
-// Returns the set of modules that --recompute-modules' text names; "": the default of a layer whose attention keeps its
-// probabilities, `materialized`, or not. Another text ends the program.
+// Returns the set of modules that --recompute-modules' text names; "": the default, which depends on whether attention
+// keeps its probabilities (materialized). Another text ends the program.
 static inline uint32_t recompute_modules_of(const char *list, bool materialized) {
     const char *const usual = materialized ? RECOMPUTE_MODULES_UNFUSED : RECOMPUTE_MODULES_DEFAULT;
     return recompute_read_modules("--recompute-modules", *list ? list : usual);
@@ -314,9 +314,9 @@ struct recompute_policy {
 
 // Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full, uniform policy, for policy_free: groups of `group` layers (the last may be short) keep their input.
+// Returns a full, uniform policy, for policy_free: groups of `group` layers (the last may be short) keep their last OUT.
 static struct recompute_policy policy_uniform(int num_layers, int group);
-// Returns a full, block policy, for policy_free: the first n layers keep only their output (OUT), the others all.
+// Returns a full, block policy, for policy_free: the first n <= num_layers layers keep only OUT, the others all.
 static struct recompute_policy policy_block(int num_layers, int n);
 // Returns a full policy, for policy_free: layers of a list such as 0-3,8 keep only OUT, the others all. A malformed
 // list, or one with layers that the model does not have, ends the program.
@@ -340,7 +340,7 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the flops per token to make a set of a layer's activations, a byte as `flops_per_byte`; SOFTMAX adds ATT.
+// Returns the flops per token to make a set from what is there, a traffic byte as flops_per_byte; SOFTMAX adds ATT.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks
