@@ -4,8 +4,8 @@
 #include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Calls use_unit if the layer makes activations. But in backward, begins to fetch the next unit and, in the last layer,
-// the head's weight and, in training, the head's stored gradients.
+// Calls use_unit if the layer makes activations. Outside PASS_BACKWARD, begins to fetch the next unit; the last layer,
+// also what the head needs: its weight and, in training, the stored gradients.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);

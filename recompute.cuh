@@ -314,7 +314,7 @@ struct recompute_policy {
 
 // Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full, uniform policy, for policy_free: groups of `group` layers (the last may be short) keep their last OUT.
+// Returns a full, uniform policy for policy_free: groups of `group` layers (the last may be short) keep their last OUT.
 static struct recompute_policy policy_uniform(int num_layers, int group);
 // Returns a full, block policy, for policy_free: the first n <= num_layers layers keep only OUT, the others all.
 static struct recompute_policy policy_block(int num_layers, int n);

@@ -44,7 +44,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns `at` in the layer below (-1: the embedding), whose activations exist for all tokens; keeps at.produce.
+// Returns at's tokens in the layer below (-1: the embedding), none of whose activations is `ranged`; keeps at.produce.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;

@@ -103,7 +103,7 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes ATT and SOFTMAX, in a phase of their own, where either is wanted. Generation adds k and v to the KV cache.
+// Computes attention's output (input_sink) and SOFTMAX in one phase, if either is wanted. generates(): fills the cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
