@@ -103,7 +103,7 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes attention's output (input_sink) and SOFTMAX in one phase, if either is wanted. generates(): fills the cache.
+// Computes attention's output (input_sink) and SOFTMAX in one phase if either is wanted, and adds to any KV cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
