@@ -585,11 +585,13 @@ static void dataloader_take_part(struct dataloader *loader, int part) {
     dataloader_seek(loader, 0);
 }
 
-// The number of samples of all parts, also of weight 0, or of the part that all samples are of, each once.
+// The number of samples, each once, of the part that all samples are of or, of several, of those with a weight above 0.
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     uint64_t samples = 0;
     for (int i = 0; i < loader->mixture.count; i++)
-        samples += loader->only < 0 || loader->only == i ? loader->parts[i].order.samples_per_epoch : 0;
+        samples += (loader->only < 0 ? loader->mixture.parts[i].weight > 0 : loader->only == i)
+                       ? loader->parts[i].order.samples_per_epoch
+                       : 0;
     return samples;
 }
 static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) {

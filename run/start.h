@@ -377,9 +377,7 @@ static uint64_t start_samples_of_epochs(const struct config *c) {
                                                 0, 1, 1, 0, "--train-data");
     struct error_text unused;
     uint64_t begin = 0;
-    double samples = 0;
-    for (int i = 0; i < loader->mixture.count; i++)
-        samples += loader->mixture.parts[i].weight > 0 ? (double)loader->parts[i].order.samples_per_epoch : 0;
+    double samples = (double)dataloader_samples_per_epoch(loader);
     if (*c->checkpoint) {
         struct trainer_state state = trainer_state_read(c->checkpoint);
         begin = data_refusal(loader, &state, c->checkpoint, &unused) ? state.samples : state.data_start;
