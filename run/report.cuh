@@ -31,8 +31,11 @@ static void report_training(const struct run *r) {
     if (c->checkpoints.checkpoint_every > 0)
         log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoints.checkpoint_every, r->saver.job.root,
                 *huggingface_note(c) ? "; " : "", huggingface_note(c));
-    log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops,
-            r->peak_is_measured ? "measured" : "by the data sheet");
+    if (r->peak_flops > 0)
+        log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops,
+                r->peak_is_measured ? "measured" : "by the data sheet");
+    else
+        log_row("matmul peak", "not measured, as the activations take too little memory for it; MFU is left out");
 }
 
 // Advises a rank per NUMA node where a process spans several: its threads read most weights from other nodes' memory.

@@ -138,6 +138,7 @@ class Epochs(Case):
         self.assertEqual(max(self.log("epochs")), 19)
         result = self.run_it(*MODEL, "--train-data", "1 web_?.bin 0 code.bin", "--train-epochs", 1.5, "--out", "weighed").stdout
         self.assertRegex(result, r"steps +19, 1.52 epochs")  # data of weight 0 have no epoch
+        self.assertRegex(result, r"matmul peak +not measured, .*; MFU is left out")
         self.refused(*data, "--train-epochs", 1.5, "--train-steps", 18, words=["--train-epochs 1.5 makes 19 steps of these data, but --train-steps is 18"])
         self.refused("--train-epochs", 1, "--plan", words=["--train-epochs 1 needs --train-data"])
         self.run_it("--resume", "epochs", "--train-steps", 20) # given now, in place of the epochs
