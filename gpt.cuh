@@ -19,7 +19,7 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
     if (m->fp8.scales)
-        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, m->shape.L * FP8_KINDS, fp8_num_tensors(&m->fp8),
+        RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, m->shape.L * FP8_KINDS, fp8_num_scales(&m->fp8),
                                 m->dev));
     embed(m, PASS_TRAIN);
     offload_layer(m, -1);

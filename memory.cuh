@@ -126,7 +126,7 @@ static void plan_add_loop(struct plan *plan, int first);
 static void plan_touch(struct plan *plan, int id);
 
 // Adds a copy that the last phase (there is one) begins, with waited_phase -1. Returns its index in plan->transfers.
-static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
+static int plan_add_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
@@ -275,7 +275,7 @@ static void plan_add_loop(struct plan *plan, int first) {
     }
 }
 
-static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes) {
+static int plan_add_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes) {
     plan->transfers = (struct plan_transfer *)plan_grow(plan->transfers, plan->transfer_count, &plan->transfer_capacity,
                                                         sizeof *plan->transfers);
     struct plan_transfer *transfer = &plan->transfers[plan->transfer_count++];

@@ -42,7 +42,7 @@ struct fp8_state {
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
 // The number of scales of the model, also of layers in bf16; 0: no FP8. Not 0 by blocks, though `scales` is NULL then.
-static int fp8_num_tensors(const struct fp8_state *f) {
+static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
 
@@ -90,7 +90,7 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
     struct fp8_delayed delayed = {0, 0, f->delay, {linears, gradients, f->gradients}};
     if (fp8_is_delayed(f))
-        delayed.count = fp8_num_tensors(f);
+        delayed.count = fp8_num_scales(f);
     if (only_ds) {
         delayed.first = fp8_attention_index(f, 0, FP8_ATTENTION_DS);
         delayed.count = f->num_layers;
@@ -181,7 +181,7 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
 }
 
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
-    return (size_t)fp8_num_tensors(f) * sizeof(struct fp8_scale);
+    return (size_t)fp8_num_scales(f) * sizeof(struct fp8_scale);
 }
 static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
@@ -227,9 +227,9 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
-    for (int i = 0; i < fp8_num_tensors(f); i++)
+    for (int i = 0; i < fp8_num_scales(f); i++)
         scales[i].inverse = inverse;
     device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
     device_synchronize(dev);
@@ -241,7 +241,7 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
 static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     f->calibrates = false;
     for (int l = f->first_layer; l < f->end_layer; l++) {
@@ -262,7 +262,7 @@ static int64_t fp8_state_floats(const struct fp8_state *f) {
 // Copies the checkpoint's state to host memory (fp8_state_floats, which is not 0). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     for (int i = 0; i < delayed.count; i++)
         to[i] = scales[delayed.first + i].delayed;
@@ -272,7 +272,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
 // Copies the checkpoint's state from host memory (fp8_state_floats, not 0) and sets `calibrates`. Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
-    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_tensors(f), sizeof *scales);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
     device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     for (int i = 0; i < delayed.count; i++)
         scales[delayed.first + i].delayed = from[i];

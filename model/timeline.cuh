@@ -231,7 +231,7 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
         return transfer_begin(&t->transfers, direction, to, from, bytes, t->dev);
     if (t->dry_run)
         return 0;
-    return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
+    return (uint64_t)plan_add_transfer(&t->plan, direction, name, bytes) + 1;
 }
 // Blocks later work of the device until a transfer is done; clears its ticket. *ticket 0, or a dry run: does nothing.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {

@@ -179,7 +179,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
 }
 
 // Begins segment o->num_segments at `place`, where the segment before ends; the caller then increments num_segments.
-static void optimizer_end_segment(struct optimizer *o, int64_t place, enum state_group group) {
+static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
     s->place = place;
@@ -199,10 +199,10 @@ static void optimizer_make_segments(struct optimizer *o) {
         n = n < end - at ? n : end - at;
         if (o->num_segments > 0 && o->segments[o->num_segments - 1].group == group)
             continue;
-        optimizer_end_segment(o, place, group);
+        optimizer_begin_segment(o, place, group);
         o->num_segments++;
     }
-    optimizer_end_segment(o, o->elements, GROUP_OTHERS);
+    optimizer_begin_segment(o, o->elements, GROUP_OTHERS);
 }
 // The number of this rank's elements of a group. Groups that do not differ may be counted as one of them.
 static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {

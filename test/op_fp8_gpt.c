@@ -356,7 +356,7 @@ static void scales_follow_the_history_of(const char *recipe) {
     enum { LENGTH = 3, STEPS = 5 };
     struct setup s = setup_of(ROTARY_FP8, recipe);
     struct fp8_state *f = &s.model->fp8;
-    const int n = fp8_num_tensors(f), linears = s.model->shape.L * FP8_KINDS;
+    const int n = fp8_num_scales(f), linears = s.model->shape.L * FP8_KINDS;
     float *seen = (float *)test_alloc((size_t)STEPS * (size_t)n * sizeof *seen);
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < n; i++)

@@ -226,7 +226,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
     o->own[2] = own_values(m, STATE_MOMENT2);
     o->own[3] = own_values(m, STATE_MASTER);
     if (fp8_is_delayed(&m->fp8)) {
-        o->num_scales = fp8_num_tensors(&m->fp8);
+        o->num_scales = fp8_num_scales(&m->fp8);
         o->history_length = m->fp8.delay.length;
         o->scales = (float *)test_alloc((size_t)fp8_state_floats(&m->fp8) * sizeof *o->scales);
         fp8_state_download(&m->fp8, o->scales, m->dev);

@@ -28,8 +28,8 @@ static void example_plan(struct plan *plan) {
     plan_add(plan, ARENA_HOST_OPTIMIZER, "optimizer moments", "v", -1, 65432);
     plan_add(plan, ARENA_HOST_STAGING, "staging", "batches", -1, 1000);
     plan_touch(plan, plan_add(plan, ARENA_HOST_ACTIVATIONS, "offloaded", hostile_name, 1, 888));
-    plan_transfer(plan, TRANSFER_TO_HOST, hostile_name, 888);
-    plan_transfer(plan, TRANSFER_TO_DEVICE, "v", 65432);
+    plan_add_transfer(plan, TRANSFER_TO_HOST, hostile_name, 888);
+    plan_add_transfer(plan, TRANSFER_TO_DEVICE, "v", 65432);
     training_step(&s);
     evaluation(&s);
     generation(&s);

@@ -250,7 +250,7 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
 }
 // Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but later
 // micro-steps' forwards; false for frozen tensors, whole states. A wait for none divides recorded work (segments_cut).
-static bool update_may_be_in_flight(const struct zero *z, enum pass pass) {
+static bool gathers_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
@@ -261,7 +261,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     struct timeline *t = z->timeline;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
     if (!zero_has_unit_parameters(z)) {
-        if (*state == UNIT_ABSENT && update_may_be_in_flight(z, pass) && !t->planning)
+        if (*state == UNIT_ABSENT && gathers_may_be_in_flight(z, pass) && !t->planning)
             unit_wait(z, z->params_tickets, unit);
         *state = UNIT_READY;
         return;
