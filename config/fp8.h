@@ -79,7 +79,7 @@ static inline void config_check_fp8_sizes(const struct config *c) {
                  blocks ? "take --fp8-recipe tensorwise, which needs multiples of 16" : "leave --fp8-format out");
 }
 
-// Ends the program where options leave no layer in FP8, of a run that trains with --fp8-format.
+// Ends the program where options leave no layer in FP8. The caller has found that the run trains with --fp8-format.
 static inline void config_check_fp8_layers(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);

@@ -254,8 +254,8 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 
 // ---- config.json as read ----
 
-// Switches the attention projection's and the MLP's biases on where add_bias_linear is on, in a config.json of
-// ARCHITECTURE_OURS that lacks add_mlp_bias: the file is older than these options.
+// Adds settings that switch on the attention projection's and the MLP's biases where add-bias-linear is on and
+// add-mlp-bias is not there. Only for a config.json of ARCHITECTURE_OURS, once read: the file is older than these.
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {

@@ -33,8 +33,8 @@ struct mixture_place {
 __BEGIN_DECLS
 // Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
 bool mixture_is_named(const char *text);
-// Fills *mixture from a text: a mixture, or only the patterns of one set. mixture_close frees it. A bad text ends the
-// program, by a message that begins with `option`. A backslash keeps a space in a pattern.
+// Fills *mixture from a mixture (mixture_is_named) or a set's patterns (commas between). mixture_close frees *mixture.
+// A bad text ends the program, by a message beginning with `option`. A backslash keeps a space in a mixture's pattern.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
 // path (size bytes) = a file that one of the patterns matches; false: none, or too long. A bad text ends the program.

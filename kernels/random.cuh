@@ -66,10 +66,10 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// Returns the words that Philox makes of a counter and a key (k0, k1), in 64-bit variables for the compiler's vectors.
+// Returns the four 32-bit words that Philox makes of a counter and a key (k0, k1).
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                            uint32_t k0, uint32_t k1) {
-    uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
+    uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3; // 64 bits: for the compiler's vectors
 #ifdef __CUDACC__
 #pragma unroll
 #else

@@ -179,8 +179,8 @@ static void branch_project(struct at at, const struct branch *b) {
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Makes b->output's output (in FP8 casts the input before) unless the MLP's ranges have, the norm after it, and the
-// addition with any fused_norm, where wanted, in new phases. Outside PASS_BACKWARD the MLP's calls use_unit(next_unit).
+// Makes, in new phases, what is wanted of: b->output's output (in FP8 casts the input before), unless the MLP's ranges
+// have; the norm after it; the addition with any fused_norm. The MLP's in a forward also makes the next unit usable.
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -224,7 +224,7 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Goes back through any norm after a branch, then opens b->output's phase. Returns its output's gradient, (rows, C).
+// Opens b->output's phase. Returns the gradient, (rows, C), of that product, behind multiplier, dropout and any norm.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;

@@ -34,7 +34,7 @@ static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a weight (outputs, inputs), NULL when planning; a stored one is read into `workspace` (linear_weight_bytes).
+// Returns a weight (outputs, inputs), after use_unit; NULL: planning. workspace (linear_weight_bytes): of a stored one.
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;

@@ -14,7 +14,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns a set that block_forward, asked for `produce` in backward, leaves to the ranges; 0: other passes, no ranges.
+// Returns the activations, in `produce` or not, that block_forward(produce) leaves to the ranges in backward; else 0.
 static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;

@@ -164,7 +164,7 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Adds a unit's gradients to the sums on the host, by slots, after prefetch_stored; wait_for_stores waits for the last.
+// Waits for reductions; adds a unit's shards (ws: squares) to the host. prefetch_stored, wait_for_stores come before.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;

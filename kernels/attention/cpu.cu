@@ -331,8 +331,8 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
     flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Computes dQ of one tile of queries of one head, and adds the tile's dK and dV to dk and dv, (panels, steps) blocks.
-// Panels before `written` hold sums already; the tile's other panels are overwritten.
+// Computes dQ of one tile of queries of one head, and adds dK, still without the scale, and dV to dk and dv, (panels,
+// steps) blocks; overwrites panels of the tile from `written` on. place: where flash_pack put the head's K, K^T and V.
 ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {

@@ -217,7 +217,7 @@ DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t
     return douts;
 }
 
-// Loads the lse or delta at `from`, of the queries of columns 2 t and 2 t + 1 of a block of 8.
+// Loads into `pair`, from shared memory, the lse or delta of two queries side by side; from: the first one's address.
 DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);

@@ -169,9 +169,9 @@ static void fused_results_free(struct fused_results results) {
     free(results.out);
     free(results.dqkv);
 }
-// Ends what fused_check_begin began. Writes to `reason` (size bytes) what is wrong with `theirs`, which were computed
-// again; empty: nothing. Results without a backward have no dqkv; all are freed. bounds (4): as fused_compare takes
-// them. any_order: backward's bits may differ.
+// Writes to `reason` (size bytes) what is wrong with `theirs`, computed twice (`again`) since fused_check_begin; empty:
+// nothing. Frees the three results (dqkv NULL: no backward), not c. bounds (4): as fused_compare takes them. any_order:
+// backward's bits may differ. Raises *largest, which the caller set, to the largest distance.
 static void fused_judge(char *reason, size_t size, const struct fused_check *c, struct fused_library *library,
                         struct fused_results ours, struct fused_results theirs, struct fused_results again,
                         const double *bounds, bool any_order, double *largest) {

@@ -14,7 +14,7 @@ void matmul_list_begin(struct matmul_library *library) {
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice for later calls of its product, with room for one list's products. Drops the plans made before it.
+// Keeps a choice for its product's later calls, and drops all plans. With MATMUL_PLANS choices kept, ends the program.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
         fail("matmul: %d choices are kept already; products must be listed once", (int)MATMUL_PLANS);

@@ -233,8 +233,8 @@ static void control_receive(struct control *c, int r) {
 
 // ---- the thread ----
 
-// Sends a heartbeat and looks for ranks that are silent or late. The clock is read once: this process may be suspended
-// anywhere in here, and by a later time ranks whose frames it has not read yet would look late.
+// Calls c->poll, sends a heartbeat, and ends the job where a rank is silent or late (control_watch). Reads the clock
+// once: by a later time, after a suspension in here, ranks whose frames are not read yet would look late.
 static void control_beat(struct control *c) {
     const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
     c->suspended_s = c->timeout_s > 0 && gap_s > 0.5 * c->timeout_s ? gap_s : 0;

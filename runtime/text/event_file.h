@@ -16,6 +16,6 @@ struct event_file *event_file_open(const char *folder, int64_t first_step);
 // Writes the members of a line of log.jsonl, an object with "step": numbers as scalars, strings as texts, by their
 // paths, as fp8/qkv/input/saturated. A failure is reported once, and the line is lost.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
-// Closes the file and frees what events holds. NULL: does nothing.
+// Closes the file and frees `events`. Prints a warning if closing is the file's first failure. NULL: does nothing.
 void event_file_close(struct event_file *events);
 __END_DECLS
