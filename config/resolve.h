@@ -222,7 +222,7 @@ static inline void config_resolve_ramp(struct config *c) {
             text, c->ramp.increment, c->ramp.start, c->ramp.batch);
 }
 
-// Sets c->ramp and, where it is 0, --global-batch-size. Ends the program unless c->ranks micro-batches divide that.
+// Sets --global-batch-size, where 0, to c->ranks micro-batches; sets c->ramp. Ends the program where one does not fit.
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->training.micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it",

@@ -175,8 +175,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads "model", with room for `added`. unk_token is unused: what has no token becomes bytes, and encoding refuses a
-// byte without one. So fuse_unk is unused with byte fallback, where all bytes have one; byte-level files never set it.
+// Reads "model", with room for `added`. Ignores unk_token: what has no token becomes bytes, and encoding refuses a byte
+// without one. Ignores fuse_unk with byte fallback, where all bytes have a token; refuses a true one without.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");

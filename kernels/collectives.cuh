@@ -40,7 +40,7 @@ static inline void collectives_set_scratch(struct collectives *c, void *scratch)
 static void collectives_close(struct collectives *c, struct device *dev);
 
 // Begins a reduce-scatter: out (shard) = sum over the ranks of this rank's shard of buffer (ranks, shard), in elements.
-// `out` is that shard of `buffer`, or elsewhere; `buffer` may be overwritten. name: for messages; it outlives the call.
+// `out` is that shard of `buffer`, or elsewhere; `buffer` may be overwritten. name: for messages, copied.
 // Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);

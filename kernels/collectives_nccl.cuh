@@ -278,7 +278,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective, of all work until nccl_queue_end; waits while NCCL_EVENTS are in flight. name: outlives it.
+// Begins a collective, of all work until nccl_queue_end; waits while NCCL_EVENTS are in flight. name: copied.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));

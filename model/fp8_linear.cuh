@@ -37,7 +37,7 @@ static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
-// Returns where a cast counts (FP8_COUNTS); NULL: nowhere, as in recomputation, which casts the same values again.
+// Returns the counts (FP8_COUNTS) that a cast adds to, of all layers; NULL: none, not PASS_TRAIN, planning, or no FP8.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }

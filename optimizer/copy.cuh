@@ -44,8 +44,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// native (host memory) = elements [at, at + n) of a part as stored, multiples of STATE_BLOCK in one range of
-// part_next's. The caller has waited as for parameters_download. Returns when the copy is done.
+// Downloads elements [at, at + n) of a kept part, as stored: multiples of STATE_BLOCK in a range of part_next's. Groups
+// without the state take no bytes of `native`. The caller waits first as for parameters_download. Returns once copied.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);

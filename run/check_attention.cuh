@@ -302,7 +302,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// Computes into *s, of judge_scores_open, the scores of query head h at token t of sequence b, their gradients and out.
+// Sets *s, of judge_scores_open, for query head h at token t of sequence b: the keys seen, factors, p, ds and out.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;

@@ -204,8 +204,8 @@ static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// Returns the number that `objective` minimizes. A lossy format must gain 2 % of the time. Times that differ in the
-// eighth digit only are equal, so that rounding does not decide.
+// Returns the number that `objective` minimizes. Format i of the list must gain 2 i % of the time. Times that differ in
+// the eighth digit only are equal, so that rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {
     case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));

@@ -100,7 +100,7 @@ static int stop_asked_here(const struct run *r) {
     const int signal = signals_stop_requested();
     return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
 }
-// Returns the largest stop_asked_here of any rank; 0: no rank was asked to stop. Every rank calls this.
+// Returns the largest stop_asked_here of any rank, signal and rank in one number; 0: none. Every rank calls this.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }

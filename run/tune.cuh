@@ -80,8 +80,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text, if the GPU and the library are the same; others = the choices for products that
-// this run lacks. note = which are not used, and why, if any are. name: the file's. Returns what is wrong, or NULL.
+// Keeps the choices of a file's text, if the GPU and the library are the same; others = choices that this run lacks or
+// can't use. Where any are unused, sets note to which and why. name: the file's. Returns NULL, or what is wrong.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();

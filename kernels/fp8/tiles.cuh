@@ -205,7 +205,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Stores the warp's counts and maximum in shared memory, by all lanes; fp8_merge_words follows after a barrier.
+// Stores a warp's summed count (fp8_count_eight's) and largest amax in the block's words. All lanes; a barrier follows.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind

@@ -102,7 +102,7 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
     }
 }
 
-// Computes a product, block by block. workspace: matmul_fp8_workspace_bytes.
+// Writes x's product to x->sum, or adds it; sum NULL: to x->out, with bias. workspace: matmul_fp8_workspace_bytes.
 static void fp8_multiply(const struct fp8_product *x, void *workspace, struct device *dev) {
     const int64_t m = fp8_block_lines(x->M), n = fp8_block_lines(x->N), k = fp8_block_depth(x->K);
     float *sums = (float *)workspace;

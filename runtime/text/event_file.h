@@ -13,8 +13,8 @@ __BEGIN_DECLS
 // returned. TensorBoard drops what earlier files of the folder hold of steps after first_step. Ends the program, naming
 // --tensorboard-dir, where the file can't be made.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
-// Writes the members of a line of log.jsonl, an object with "step": numbers as scalars, strings as texts, by their
-// paths, as fp8/qkv/input/saturated. A failure is reported once, and the line is lost.
+// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts. Tags are
+// paths, as fp8/qkv/input/saturated, or grouped, as loss/train. A failed write, reported once, loses its line.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
 // Closes the file and frees `events`. Prints a warning if closing is the file's first failure. NULL: does nothing.
 void event_file_close(struct event_file *events);
