@@ -47,7 +47,7 @@ static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether "given" names a row's option: typed, or not at its default by auto or a checkpoint; never --out and its like.
+// Whether "given" names an option: typed, or changed by auto or found; but no --out, --resume, --new-data, --config.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);

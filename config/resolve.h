@@ -145,7 +145,7 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Sets options of the model that were left open; ends the program where options of the model contradict each other.
+// Sets model options left open, and RoPE's positions to at least --seq-length. Contradictions end the program.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -168,8 +168,8 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks, at least 1; with --plan to --world-size, which a number in --plan-gpu sets (c->rank is 0 then); and
-// --bucket-mib where it is 0. Contradictions, and too little a --bucket-mib, end the program.
+// Sets, where --plan has --world-size or a number in --plan-gpu, c->ranks to that number and c->rank to 0; else keeps
+// c->ranks, at least 1. Sets --bucket-mib where 0. Contradictions, and too little a --bucket-mib, end the program.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
     planned_gpus(c->memory.plan_gpu, &gpus);

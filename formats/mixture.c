@@ -81,7 +81,7 @@ static bool is_taken(const struct mixture *mixture, int part, const char *name) 
     }
     return false;
 }
-// Names each part by as much of its pattern's end as no other part has; else by its pattern, with a number if need be.
+// Names each part by the fewest last components (short_name) that no other part has; else by its pattern, or numbered.
 static void name_parts(struct mixture *mixture) {
     enum { LONGEST = 200 };
     char own[NAME];

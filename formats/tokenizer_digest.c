@@ -66,7 +66,7 @@ static bool put_object(FILE *out, const json_t *object) {
     free(names);
     return room;
 }
-// Appends a value; NULL is null. jansson has bounded the depth. False: out of memory.
+// Appends a value, an object as put_object; NULL is null. jansson has bounded the depth. False: out of memory.
 static bool put_value(FILE *out, const json_t *value) {
     bool room = true;
     switch (value ? json_typeof(value) : JSON_NULL) {

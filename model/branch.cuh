@@ -210,8 +210,8 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Makes, in this phase, and returns the gradient (rows, C) of what a branch adds to the stream; for a range a call for
-// all tokens has made it. Without dropout and multiplier returns d_residual_rows. partial: column sums; NULL: not made.
+// Returns the gradient (rows, C) of what a branch adds: without dropout and multiplier d_residual_rows; in a range what
+// a call for all tokens made; else made in this phase. Only then `partial` gets column sums; NULL: not wanted.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))

@@ -42,7 +42,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads inputs and positions (B) of new tokens or, in a prefill, lengths of prompts, in a phase of its own.
+// Uploads new tokens, positions (B), or for a prefill prompts (B, T), lengths (B), all free at once. Opens a phase.
 static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);

@@ -148,7 +148,7 @@ static double muon_assign_owners(struct muon *u, int first, int end, int ranks, 
     }
     return most;
 }
-// Returns the end of a wave of at most `tensors` tensors that begins with matrix `first`: the index after its last one.
+// Returns the index after the last matrix of a wave from `first` on: all of at most `tensors` tensors' matrices.
 static int muon_wave_end(const struct muon *u, int first, int tensors) {
     int end = first;
     for (int last = -1; end < u->count; end++)

@@ -252,8 +252,8 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// Loads what this rank holds of a trained tensor's parameters from a state that has fp32 values of them: `id` is
-// STATE_MASTER or STATE_AVERAGES. Returns NULL, or what is wrong.
+// Sets what this rank holds of a trained tensor to a file's fp32 values of STATE_MASTER or STATE_AVERAGES: parameters
+// rounded, master weights and moving averages exactly, where the run has them. Returns NULL, or what is wrong.
 static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
                                       const char *file_name, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {

@@ -66,7 +66,7 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Begins to bring a unit's stored gradients into slot 0, where slots are used and the unit is not streamed.
+// Begins to load a unit's stored gradients into slot 0; first micro-step: zeroes the slot. No slots, streamed: nothing.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);

@@ -194,7 +194,7 @@ static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row)
     }
 }
 
-// Computes gemm_thin's product for an A that is stored by rows. Threads share the rows.
+// Computes gemm_thin's product for an A stored by rows. workspace: as gemm_thin's, for packed B. Threads share rows.
 static void thin_product(const struct gemm *g, void *workspace, const struct device *dev) {
     word *const packed = (word *)workspace;
 #pragma omp parallel num_threads(dev->threads)
