@@ -147,7 +147,7 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Loads the planned model and prints read_prompts' prompts, each continued by up to new_tokens. All ranks call this.
+// Loads the planned model and continues read_prompts' prompts. Returns the exit status. All ranks call this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

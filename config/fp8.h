@@ -121,7 +121,7 @@ static inline void config_resolve_fp8_attention(struct config *c) {
             fail("%s does not go with %s: %s, or leave %s out", option, lacks[i].what, lacks[i].change, option);
 }
 
-// Sets FP8's options left open, of resolved sizes; contradictions end the program. Only a run that trains is in FP8.
+// Sets FP8's open options, also by NVTE_FP8_DPA_BWD; contradictions end the program. Sizes are resolved; format stays.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

@@ -146,7 +146,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
-// Updates elements [begin, end) of the range if `finite`; in any case merges the parameters' amaxes, tensor by tensor.
+// Updates, if `finite`, [begin, end) of the range: from a block's begin, FLAT_PART at most. Always merges the amaxes.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
     int row = -1;

@@ -91,7 +91,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Waits as mbarrier_wait, which is then a macro, at most WAIT_LIMIT_NS. PLACE: wait_place of the call.
+// Waits as mbarrier_wait, then a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: its wait_place.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),

@@ -59,8 +59,8 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
     chat_add_text(text, chat->format.roles[role].after);
 }
 
-// Encodes a text without a template's tokens; special tokens in it are found. Returns the tokens (*count), which the
-// caller frees. Ends the program where a token is outside the model's vocabulary.
+// Encodes a text; special tokens in it are found. Returns the tokens (*count), which the caller frees. An error, or a
+// token outside the model's vocabulary, ends the program. as: not ENCODE_IN_TEMPLATE, which adds tokens.
 static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, enum encode_as as,
                             int64_t *count) {
     struct error_text error;

@@ -16,7 +16,7 @@ struct fit {
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what these options plan. *config and *dev must outlive the result; a layer's shape may not change meanwhile.
+// Returns what the functions below plan by; plans nothing yet. *config and *dev must outlive it; the layer shape stays.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that

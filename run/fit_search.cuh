@@ -215,7 +215,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
     return INFINITY;
 }
 
-// Returns the least percentage in [least, most] that offloads `bytes` more than `least` does; most + 1: none does.
+// Returns the least p in [least, most] with states_bytes[p], offloaded at p %, `bytes` above [least]; most + 1: none.
 static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {

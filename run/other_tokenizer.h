@@ -182,7 +182,7 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     vocabulary_close(&of_model);
 }
 
-// Returns the number of ids of the data's tokenizer, by all shards' headers, else by a file beside them; 0: unknown.
+// Returns the largest number of ids in the shards' headers; if one has none, by a file beside shard 0; 0: unknown.
 static int tokens_of_data(const struct dataloader *train) {
     uint32_t tokens = 0;
     for (int i = 0; i < train->num_files; i++) {

@@ -126,7 +126,7 @@ static bool plan_is_page(const char *path) {
     const size_t length = strlen(path), ending = sizeof ".html" - 1;
     return length >= ending && strcasecmp(path + length - ending, ".html") == 0;
 }
-// Draws the placed plan into a file: a page if its name ends with .html, else SVG. Ends the program where it can't.
+// Draws the placed plan into a file, a page for .html, else SVG, or ends the program. budget: plan_draw's.
 static void plan_write_picture(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path) {
     struct report_file out = report_file_open("--plan-picture", path);
     if (plan_is_page(path))

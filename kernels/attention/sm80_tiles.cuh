@@ -456,7 +456,7 @@ template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans
 
 // A capped score is softcap tanh(scale s / softcap): capped_score() makes s the tanh, and score_unit() is the softcap.
 
-// Returns what scores, or the tanh of capped ones, are multiplied by: the scale.
+// Returns what scores, which these arguments never cap, are multiplied by: the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
 // Returns what scores, or the tanh of capped ones, are multiplied by: the softcap, or without one the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }

@@ -474,7 +474,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_back
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Computes dQ and dK, and finishes dV: a step's third part. LAST: does not begin the next step's S.
+// Stores dQ, computes dK and finishes dV: a step's third part. Advances state.step; without LAST begins the next S.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;

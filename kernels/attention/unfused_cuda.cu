@@ -115,7 +115,7 @@ DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int fi
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
 }
-// Turns products of queries and keys into scores in units of unfused_unit().
+// Turns products of queries and keys into scores / unfused_unit(): by tanh if UNFUSED_CAPPED, else leaves them.
 template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct unfused &u, struct tile *s) {
     if (SCORES == UNFUSED_CAPPED)
         for (int i = 0; i < 4; i++)

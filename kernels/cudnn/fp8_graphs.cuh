@@ -31,7 +31,7 @@ struct fused_fp8_inputs {
     struct fused_view kt;                 // (B, groups, D, T)
     struct cudnn_tensor descale_q, descale_k, descale_v, descale_p;
 };
-// Creates the inputs; lse is an input of backward, and an output of forward.
+// Creates every tensor of the inputs, lse in any case: lse is an input of backward, and an output of forward.
 static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type type = fused_fp8_forward_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

@@ -347,7 +347,7 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// Stores the inverses of the tile's `scales` (128) in a form (rows, depth), where the tile begins at (row, depth_at).
+// Stores inverses of a tile's scales (128) at (row, depth_at) of a form (rows, depth); FP8_128X128: one, of scales[0].
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

@@ -218,7 +218,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
     return overdue;
 }
 
-// Ends the job, on rank 0, where a collective, or exchange if `exchange`, is overdue. Patient exchanges never are.
+// Ends the job where a collective (`exchange`: instead, an exchange but no patient one) is overdue. Rank 0 calls this.
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};
