@@ -735,8 +735,8 @@ class Faults(Case):
 @unittest.skipUnless(HAS_MPI and CUDA_PROGRAM and os.path.exists(CUDA_PROGRAM), "no cuda engine on an emulator, or no MPI")
 class CudaEngine(Case):
     """The path through NCCL, on the emulator's NCCL, which uses MPI."""
-    SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "1", "--global-batch-size", "4", "--train-steps", "2",
-             "--val-every", "2", "--val-steps", "3", "--bucket-mib", "0.02", "--matmul-tuning=false"]
+    SHAPE = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "1", "--global-batch-size", "4", "--train-steps", "2",
+             "--val-every", "2", "--val-steps", "3", "--bucket-mib", "0.05", "--matmul-tuning=false"]
 
     def test_stages(self):
         for precision, tolerance, stages in chosen([("fp32", 1e-5, (0, 3)), ("bf16", 2e-2, range(4))], [("bf16", 2e-2, (0, 1, 3))]):

@@ -83,12 +83,12 @@ class OfAGPU(Plan):
         rope = ["--normalization=RMSNorm", "--position-embedding-type=rope", "--activation=swiglu", "--no-add-bias-linear"]
         small = ["--num-layers", 2, "--hidden-size", 128, "--num-attention-heads", 2, "--kv-channels", 64, "--seq-length", 64, "--vocab-size", 257,
                  "--micro-batch-size", 2, "--precision", "bf16", "--loss-chunk-tokens", 64, "--train-steps", 1, "--val-every", 0,
-                 "--attention-backend", "flash", "--checkpoint-every", 0]  # fmt: skip
+                 "--attention-backend", "flash"]  # fmt: skip
         for number, (gpu, capability) in enumerate(GPUS.items()):
             if capability not in chosen(GPUS.values(), ("8.0", "9.0", "10.0")):
                 continue
             words = [*small, *(rope if number % 2 else []), *(["--optimizer-cpu-offload"] if number % 3 == 0 else []),
-                     *(["--matmul-tuning=false"] if number else [])]
+                     *(["--matmul-tuning=false"] if number and not in_long_run() else [])]
             path = self.path + "/run.json"
             result = run(*words, "--device", "cuda", "--plan-json", path, "--train-data", self.data[1], "--out", f"{self.path}/{number}",
                          program=CUDA_PROGRAM, environment={"EMU_CAPABILITY": capability})

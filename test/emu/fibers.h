@@ -243,6 +243,18 @@ void emu_wait_async(int pending) {
 
 // --- A launch -----------------------------------------------------------------------------------------------------
 
+// Forgets the accesses to shared memory of earlier launches, before an epoch's number comes again.
+static void emu_restart_epochs(struct emu_block *block) {
+    uint32_t last = block->epoch;
+    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
+        last = block->warps[w].epoch > last ? block->warps[w].epoch : last;
+    if (last < 1u << 31)
+        return;
+    memset(block->words, 0, EMU_MAX_SHARED_BYTES / 4 * sizeof *block->words);
+    block->epoch = 0;
+    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
+        block->warps[w].epoch = 0;
+}
 // Makes this host thread's block ready for a kernel.
 static void emu_block_enter(const struct emu_kernel *kernel) {
     if (!emu_cached) {
@@ -258,6 +270,7 @@ static void emu_block_enter(const struct emu_kernel *kernel) {
         emu_signal_stack(emu_cached->signal_stack, sizeof emu_cached->signal_stack);
     }
     struct emu_block *block = emu_cached;
+    emu_restart_epochs(block);
     block->kernel = kernel;
     block->grid = kernel->grid;
     block->size = kernel->size;
@@ -278,18 +291,6 @@ static void emu_block_enter(const struct emu_kernel *kernel) {
     emu = block;
 }
 
-// Forgets the accesses to shared memory of earlier blocks, before an epoch's number comes again.
-static void emu_restart_epochs(void) {
-    uint32_t last = emu->epoch;
-    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
-        last = emu->warps[w].epoch > last ? emu->warps[w].epoch : last;
-    if (last < 1u << 31)
-        return;
-    memset(emu->words, 0, EMU_MAX_SHARED_BYTES / 4 * sizeof *emu->words);
-    emu->epoch = 0;
-    for (int w = 0; w < EMU_MAX_THREADS / 32; w++)
-        emu->warps[w].epoch = 0;
-}
 static void emu_run_block(uint64_t at) {
     unsigned char to_come = 0;
     if (!__atomic_compare_exchange_n(&emu->kernel->progress[at], &to_come, (unsigned char)1, false, __ATOMIC_ACQ_REL,
@@ -302,7 +303,6 @@ static void emu_run_block(uint64_t at) {
         emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
     if (emu->shared_bytes > 0)
         memset(emu->shared, 0xff, emu->shared_bytes);
-    emu_restart_epochs();
     emu->first_epoch = ++emu->epoch;
     emu->barrier_arrived = emu->ended = 0;
     for (int w = 0; w < emu->num_warps; w++) {
