@@ -318,8 +318,9 @@ static void an_unknown_host_name(void **state) {
     struct error_text error;
     const int listener = socket_listen(NULL, 0);
     socket_address_own(&address, listener);
-    assert_string_equal(socket_candidate(&address, 0), "127.0.0.1");
-    assert_string_equal(socket_candidate(&address, 1), address.host);
+    const struct socket_address own = address;
+    assert_string_equal(socket_candidate(&address, &own, 0), "127.0.0.1");
+    assert_string_equal(socket_candidate(&address, &own, 1), address.host);
     snprintf(address.host, sizeof address.host, "no-such-host.invalid");
     memset(address.interfaces, 0, sizeof address.interfaces);
     snprintf(address.interfaces[0], sizeof address.interfaces[0], "127.0.0.1");
@@ -333,12 +334,32 @@ static void an_unknown_host_name(void **state) {
     close(listener);
 }
 
+// Checks which hosts of this host's name are this host: those whose interfaces are not told or are this host's.
+static void another_host_of_this_name(void **state) {
+    struct socket_address own = {"node", {"10.0.0.1", "10.0.0.2"}, 1}, other = own;
+    assert_string_equal(socket_candidate(&other, &own, 0), "127.0.0.1");
+    assert_string_equal(socket_candidate(&other, &own, 1), "node");
+    assert_string_equal(socket_candidate(&other, &own, 3), "10.0.0.2");
+    assert_null(socket_candidate(&other, &own, 4));
+    memset(other.interfaces, 0, sizeof other.interfaces);
+    assert_string_equal(socket_candidate(&other, &own, 0), "127.0.0.1");
+    snprintf(other.interfaces[0], sizeof other.interfaces[0], "10.0.0.3");
+    assert_string_equal(socket_candidate(&other, &own, 0), "10.0.0.3");
+    assert_null(socket_candidate(&other, &own, 1));
+    snprintf(other.host, sizeof other.host, "node2");
+    assert_string_equal(socket_candidate(&other, &own, 0), "node2");
+    assert_string_equal(socket_candidate(&other, &own, 1), "10.0.0.3");
+    memset(own.interfaces, 0, sizeof own.interfaces);
+    snprintf(own.host, sizeof own.host, "node2");
+    assert_string_equal(socket_candidate(&other, &own, 0), "127.0.0.1");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_are_dropped),      cmocka_unit_test(a_rendezvous),
         cmocka_unit_test(a_port_that_is_taken),       cmocka_unit_test(a_rank_that_comes_again),
         cmocka_unit_test(a_rank_with_another_secret), cmocka_unit_test(an_attack),
-        cmocka_unit_test(an_unknown_host_name),
+        cmocka_unit_test(an_unknown_host_name),       cmocka_unit_test(another_host_of_this_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -175,6 +175,22 @@ static void what_proves_nothing_is_turned_away(void **state) {
     }
 }
 
+// Checks that an end that says nothing is left: a rank that waits for this rank to accept would say nothing either.
+static void what_says_nothing_is_a_stranger(void **state) {
+    const struct handshake_key key = key_of(SECRET, false);
+    const int listener = socket_listen("127.0.0.1", 0);
+    const double until_s = deadline_clock_s() + 60;
+    struct error_text error;
+    uint64_t answer;
+    answer_s = 0.1;
+    const int socket = connected_to(socket_port(listener));
+    assert_int_equal(handshake_join(socket, &key, &HELLO, &answer, sizeof HELLO, until_s, &error), SOCKET_STRANGER);
+    assert_true(deadline_clock_s() < until_s - 30);
+    answer_s = 10;
+    close(socket);
+    close(listener);
+}
+
 // An impostor without the key that listens in rank 0's place: none of its answers is believed, not even a welcome.
 struct impostor {
     int listener;
@@ -250,6 +266,7 @@ int main(void) {
         cmocka_unit_test(what_proves_nothing_is_turned_away),
         cmocka_unit_test(an_impostor_is_not_believed),
         cmocka_unit_test(silence_is_closed),
+        cmocka_unit_test(what_says_nothing_is_a_stranger),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@
 #include "runtime/net/handshake.h"        // handshake_next, handshake_join
 #include "runtime/net/sockets.h"          // socket_connect
 
-enum { ANSWER_S = 10 }; // timeout for rank 0's answer, which is immediate; whatever takes longer is another process
+enum { WELCOME_S = 10 }; // by which the other ranks' timeout for all to connect is longer than rank 0's
 
 // The hello: said by a rank, and by rank 0 in answer.
 struct control_hello {
@@ -122,11 +122,9 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
 // Says hello, and finds whether this job's rank 0 answers, which becomes c->peers[0]; context: the struct control.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
-    const double patience_s = deadline_clock_s() + ANSWER_S;
     struct control_hello own, answer;
     control_set_hello(c, &own);
-    const enum socket_answer found =
-        handshake_join(socket, &c->key, &own, &answer, sizeof own, patience_s < until_s ? patience_s : until_s, error);
+    const enum socket_answer found = handshake_join(socket, &c->key, &own, &answer, sizeof own, until_s, error);
     if (found != SOCKET_FRIEND)
         return found;
     c->peers[0] = answer.who;
@@ -160,5 +158,5 @@ const char *control_join_rank_0(struct control *c, double start_s, int *status, 
                             "rank 0 is not to be reached at %s, port %d, for %.3g s or until it answered: %.512s",
                             at->host, (int)at->port, start_s, why.text);
     // Rank 0 has listened for some time, so its own deadline comes before this one, unless it hangs.
-    return control_await_welcome(c, deadline_clock_s() + start_s + ANSWER_S, status, error);
+    return control_await_welcome(c, deadline_clock_s() + start_s + WELCOME_S, status, error);
 }

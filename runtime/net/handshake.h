@@ -28,7 +28,8 @@ bool random_bytes_of_system(void *bytes, size_t count);
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
 // Says the hello (bytes, at most HANDSHAKE_HELLO), as the joining end; answer (bytes) = the accepting end's hello, of a
-// SOCKET_FRIEND. Another result has its reason in `error`. The socket stays open.
+// SOCKET_FRIEND. Another result has its reason in `error`. The socket stays open. An end that takes 10 s is a stranger:
+// two ranks must not wait for each other where an address means another rank here.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 

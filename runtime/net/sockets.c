@@ -203,15 +203,23 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Returns the ith name or numeric address to try for an address; NULL after the last. On the address's own host the
-// loopback is first, which works whatever the name means.
-static const char *socket_candidate(const struct socket_address *address, int i) {
-    char own[SOCKET_HOST];
-    socket_host_name(own);
-    const bool here = strcmp(own, address->host) == 0;
+// Whether an address's interfaces are this host's, as far as both are known: hosts may have one name, containers often.
+static bool socket_same_interfaces(const struct socket_address *address, const struct socket_address *own) {
+    for (int i = 0; i < SOCKET_INTERFACES; i++)
+        if (strcmp(own->interfaces[i], address->interfaces[i]) != 0)
+            return !address->interfaces[0][0] || !own->interfaces[0][0];
+    return true;
+}
+
+// Returns the ith name or numeric address to try for an address, own: this host's; NULL after the last. On the address's
+// own host the loopback is first, which works whatever the name means. The name of another host that has this host's
+// name means this host, where another rank may listen at that port.
+static const char *socket_candidate(const struct socket_address *address, const struct socket_address *own, int i) {
+    const bool same_name = strcmp(own->host, address->host) == 0;
+    const bool here = same_name && socket_same_interfaces(address, own);
     if (here && i == 0)
         return "127.0.0.1";
-    i -= here;
+    i += same_name ? here ? -1 : 1 : 0;
     if (i == 0)
         return address->host;
     return i <= SOCKET_INTERFACES && address->interfaces[i - 1][0] ? address->interfaces[i - 1] : NULL;
@@ -219,10 +227,12 @@ static const char *socket_candidate(const struct socket_address *address, int i)
 
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error) {
+    struct socket_address own;
     double pause_s = 0.02;
+    socket_address_own(&own, -1);
     for (;;) {
         const char *host;
-        for (int i = 0; (host = socket_candidate(address, i)) != NULL; i++) {
+        for (int i = 0; (host = socket_candidate(address, &own, i)) != NULL; i++) {
             const int connected = socket_connect_once(host, address->port, until_s, error);
             if (connected < 0)
                 continue;

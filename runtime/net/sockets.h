@@ -44,7 +44,8 @@ int socket_listen(const char *numeric, int port);
 int socket_port(int listener);
 // Returns the socket of an arrived connection; -1 with errno: there is none. *from (NULL: not wanted) = its other end.
 int socket_accept(int listener, struct sockaddr_storage *from);
-// *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port.
+// *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port
+// (0 for listener -1).
 void socket_address_own(struct socket_address *address, int listener);
 // Ends the texts of an address with 0 bytes, which another process may have sent without them.
 void socket_address_terminate(struct socket_address *address);

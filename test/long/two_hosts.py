@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs scripts/launch_two_hosts.sh on two network namespaces that a pair of interfaces joins, as if they were two
 hosts: a run to its end, with the bits of a run on one host; a run whose rank on the other host is killed, and which
-ends by itself; a run that SIGTERM to the script makes save; a run whose network is cut. Exit status 77 where namespaces
-can't be made."""
+ends by itself; a run that SIGTERM to the script makes save; a run whose network is cut; a run in which each rank listens
+at a port that a rank on the other host has too. Exit status 77 where namespaces can't be made."""
 import functools
 import os
 import shutil
@@ -40,6 +40,13 @@ class Hosts:
 
     def inside(self, host):
         return ["nsenter", "--net=/proc/%d/ns/net" % self.holders[host].pid]
+
+    def leave_two_ports(self):
+        """Leaves each host two ports of the parity that the kernel gives to listeners first, and many to connections."""
+        for host in range(2):
+            for name, value in ("port_range", "40000 40063"), ("reserved_ports", ",".join(map(str, range(40005, 40064, 2)))):
+                setting = "echo %s >/proc/sys/net/ipv4/ip_local_%s" % (value, name)
+                subprocess.run([*self.inside(host), "sh", "-c", setting], check=True)
 
     def start(self, folder, name, options):
         """Starts the script on the first host. RSH names what runs a command on the second one, and keeps the command
@@ -124,6 +131,12 @@ def a_cut_network(hosts, folder):
     subprocess.run([*hosts.inside(1), "ip", "link", "set", "long0", "up"], check=True)
 
 
+def a_port_on_both_hosts(hosts, folder):
+    """The two hosts have one name, so a rank looks for the others' ports on its own host first."""
+    hosts.leave_two_ports()
+    expect(folder, "ports", hosts.start(folder, "ports", [*OPTIONS, "--train-steps", "3"]), [0])
+
+
 def and_no_rank_is_left(check, hosts, folder):
     try:
         check(hosts, folder)
@@ -142,7 +155,7 @@ def main():
         print("missing: the right to a network namespace with a pair of interfaces, which root has")
         return 77
     with Hosts() as hosts, Folder() as folder:
-        checks = (a_run_to_its_end, a_killed_rank, a_signal_saves, a_cut_network)
+        checks = (a_run_to_its_end, a_killed_rank, a_signal_saves, a_cut_network, a_port_on_both_hosts)
         return run_checks([(check.__name__, functools.partial(and_no_rank_is_left, check, hosts, folder)) for check in checks])
 
 
