@@ -45,8 +45,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     branch_end(at, &MLP_BRANCH); // ACT projected; then one op: + MID -> OUT -> the next layer's NORM1
 }
 
-// Adds the gradients of the MLP's parameters and turns d_residual into MID's gradient. With parallel branches leaves
-// d_residual as it is, and in D_NORM2 the gradient of the MLP's input, from which block_backward goes on later.
+// Writes or adds the MLP's parameter gradients, as linear_backward says, and turns d_residual into MID's gradient. With
+// parallel branches leaves d_residual as it is, and in D_NORM2 what block_backward adds to d_residual later.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
     mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));
@@ -66,8 +66,8 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into the gradient of
-// its input. block_forward has made policy_missing again before; the caller's zero_reduce of the layer's unit follows.
+// Writes or adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into its
+// input's. block_forward has made policy_missing again before; the caller's zero_reduce of the layer's unit follows.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

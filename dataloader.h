@@ -242,7 +242,7 @@ static void *read_ahead_main(void *argument) {
     return NULL;
 }
 
-// Switches the thread to a new plan, from the loader's position on, B samples at a time; drops what the ring holds.
+// Switches the thread to a new plan: from loader->position on, B at a time. Waits for nothing; drops what was read.
 static void read_ahead_restart(struct dataloader *loader, int B) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);

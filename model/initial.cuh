@@ -35,7 +35,7 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                 sizeof *rounded);
 }
 
-// Zeroes all parameters of z that this rank holds, since gaps between tensors are read too; enqueued on the device.
+// Zeroes this rank's parameters of z, with the gaps between tensors: enqueued on the device, at once if params_on_host.
 static void zero_clear_parameters(struct zero *z, struct device *dev) {
     const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
     if (z->params_on_host && bytes > 0)

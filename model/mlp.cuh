@@ -42,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Computes the MLP range by range up to the second product, if its output is wanted. All ranges run in the same phases.
+// Computes the MLP range by range up to the second product, in shared phases; nothing where at.produce lacks it.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!produces(at, 1u << product))
@@ -55,7 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns FC, live in this phase, where the second projection's backward may apply GELU's derivative; else NO_GELU.
+// Returns FC, live in this phase, where linear_backward may apply GELU's derivative, and says whether; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||

@@ -198,7 +198,7 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a zeroed wave's range of the flat buffers, [begin, stop), and this rank's places there, [place, place + n).
+// Sets a wave's [begin, stop) from [first, end), and this rank's places there, [place, place + n). n is 0 before.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);

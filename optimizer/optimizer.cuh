@@ -93,8 +93,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues Muon's update of m's matrices (count > 0), after and with the arguments of optimizer_update, and begins to
-// all-gather their buckets. Planning plans the memory; a dry run calls only matmuls. Every rank calls this.
+// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update by equal adamw and check, and begins to
+// all-gather their buckets. slots: of this phase (optimizer_slots). Planning and dry runs call this. Every rank calls.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

@@ -253,7 +253,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins the all-gather of a bucket's parameters, after this rank's shard is updated; zero_use waits. Every rank calls.
+// Begins the all-gather of an updated bucket, in stages 1 and 2 of several ranks; zero_use waits. Every rank calls.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
