@@ -14,11 +14,11 @@ __BEGIN_DECLS
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. SIGUSR1 during a save asks for another.
 bool signals_take_save_request(void);
-// The number of the signal that asked to stop; 0: none. The request stays.
+// Returns the signal that asked first to stop, as SIGTERM; 0: none. The request stays.
 int signals_stop_requested(void);
-// Whether SIGINT, the interrupt key, has asked to stop; takes the request.
+// Whether SIGINT, the interrupt key, asked first to stop; takes the request, so that the next SIGINT is a first one.
 bool signals_take_interrupt(void);
-// Lets a signal that asks to stop end a read that waits, with EINTR, from now on. To be called after signals_install.
+// Lets a signal that asks to stop end a waiting read with EINTR from now on. To be called after signals_install.
 void signals_interrupt_reads(void);
 // Starts a thread in which all signals are blocked, so that the training thread receives them. Returns 0 or an errno.
 int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);

@@ -4,7 +4,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Appends to a text that is in `size` bytes of memory and ends with a 0 byte; cuts what does not fit.
+// Appends, in printf's form, to a text in `size` bytes of memory that ends with a 0 byte; cuts what does not fit.
 void text_add(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 // Returns a copy of a text, which the caller frees. Ends the program where there is no memory for it.
 char *text_copy(const char *text);
