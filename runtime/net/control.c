@@ -135,7 +135,7 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may now send the frame that it sent, unused so far; a contribution may precede this rank's exchange.
+// Whether rank r may send the frame in its link's `in` now; a contribution may precede this rank's exchange.
 static bool control_may_send(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -233,7 +233,7 @@ static void control_receive(struct control *c, int r) {
 
 // ---- the thread ----
 
-// Calls c->poll, sends a heartbeat, and ends the job where a rank is silent or late (control_watch). Reads the clock
+// Calls c->poll, queues a heartbeat, and ends the job where a rank is silent or late (control_watch). Reads the clock
 // once: by a later time, after a suspension in here, ranks whose frames are not read yet would look late.
 static void control_beat(struct control *c) {
     const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
@@ -332,7 +332,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up all but the connections in the zeroed c, which control_free frees after an error too.
+// Sets up all but the connections in the zeroed c, for control_free after an error too. address NULL: `launch` has it.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -382,8 +382,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it: a
-// launcher returns the first status that is not 0. This rank has printed a message. argument: at_exit.
+// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it:
+// launchers return the first not 0. Nothing for status 0, in a child, or after control_close. argument: at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;

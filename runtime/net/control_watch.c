@@ -71,8 +71,8 @@ static void last_line_print(struct last_line *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the message and its last words, tells the others and ends last. Without
-// rank 0 rank 1 prints, and the others give it time: the launcher may end all processes when the first one ends.
+// Ends the job with `status`: rank 0 prints the message and tells the others; without rank 0 rank 1 prints, and the
+// others give it time, since the launcher may end all with the first. Up to 2 s go to a checkpoint in flight.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct last_line *message, int status) {
     last_line_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -201,7 +201,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the first collective, or exchange if `exchange`, in which a rank is longer than the timeout; number 0: none.
+// Returns the first collective (`exchange`: instead, an exchange but no patient one) that is overdue; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {
