@@ -34,8 +34,7 @@ const char *control_listen(struct control_address *address, int *listener, struc
 // Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
 // where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
 // waiting, at the start too; 0: for ever, and five minutes at the start. If rank 0's start fails, ranks that connected
-// to it exit in here. Returns NULL, or the problem, in `error`. control_close frees *control, which is NULL for one
-// rank.
+// to it exit in here. Returns NULL or the problem, in `error`. control_close frees *control, NULL for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
 // Returns the key of the job, for further handshakes; zeros where c is NULL.

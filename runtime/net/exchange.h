@@ -1,5 +1,5 @@
 // Moves bytes between ranks on the host: each rank sends a block to every other and receives one from each, by MPI or
-// over TCP. The host's collectives are built of exchanges. Sender and receiver must agree on the sizes of blocks.
+// over TCP. The host's collectives are built of exchanges. A block of another size than expected ends its receiver.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -30,7 +30,7 @@ __BEGIN_DECLS
 // (mpi_open). Returns NULL, or what is wrong, in `error`: the caller then ends the process without exchange_close.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
-// Sends and receives a block to and from each rank; every rank calls it. send, receive (ranks): this rank's entries are
+// Sends and receives a block to and from each other rank; every rank calls it. send, receive (ranks): entry `rank` is
 // ignored. Returns when all is done. A lost rank ends the process, with a message that names it. One caller at a time.
 void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_close(struct exchange *x); // by MPI, every rank calls it

@@ -7,8 +7,8 @@ static inline int exchange_to(int rank, int ranks, int step) { return (rank + st
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process after the loss of a peer; what: the reason. Waits a second first, in which the control thread, which
-// mostly knows more, may end it with a better message. Uses _exit: exit() may wait for threads and locks for ever.
+// Ends the process after the loss of a peer, printing the reason, `what`. Waits a second first: the control thread,
+// which mostly knows more, may end it with a better message. Uses _exit, since exit() may wait for threads and locks.
 void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);

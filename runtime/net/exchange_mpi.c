@@ -61,7 +61,7 @@ void exchange_mpi_close(struct exchange_mpi *m) {
     free(m);
 }
 
-// Returns the bytes of a block's nth message; 0 past its end.
+// Returns the bytes of the nth message (n from 0) of a block of `bytes`; 0 past its end.
 static int mpi_message_bytes(const struct exchange_mpi *m, size_t bytes, size_t n) {
     const size_t before = n * m->message_bytes;
     return bytes <= before ? 0 : (int)(bytes - before < m->message_bytes ? bytes - before : m->message_bytes);
@@ -74,7 +74,7 @@ __attribute__((noreturn)) static void exchange_mpi_end_lost(const struct exchang
     exchange_end_lost(m->rank, peer, mpi_error(code, call, &error));
 }
 
-// Returns when all requests are done; ends the process where one fails.
+// Returns when all requests are done, with m->statuses; ends the process where one fails.
 static void exchange_mpi_wait(struct exchange_mpi *m) {
     const int steps = m->ranks - 1;
     const struct timespec sleep = {0, SLEEP_NS};
@@ -113,7 +113,7 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves each block's nth message; the first of an empty block too, so that a rank that expects more notices.
+// Moves each block's nth message, and waits; the first of an empty block too, so that a rank that expects more notices.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
                                   const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;

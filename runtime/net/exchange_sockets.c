@@ -102,7 +102,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Connects to all lower ranks, by endpoints (ranks), then takes the higher ones' connections: no two block each other.
+// Connects, in CONNECT_S, to all lower ranks by endpoints (ranks), then accepts higher ones: no two block each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {

@@ -181,7 +181,7 @@ static void handshake_turn_away(struct handshake_door *d, struct handshake_guest
     guest->socket = -1;
 }
 
-// Answers a guest with a verdict; false where it has gone. The answer is smaller than any socket's buffer.
+// Answers a guest, which stays, without waiting: any socket's buffer has room. False: it has gone. hello NULL: none.
 static bool handshake_send_answer(const struct handshake_door *d, struct handshake_guest *guest,
                                   enum handshake_verdict verdict, const void *hello, size_t bytes) {
     struct handshake_answer *const answer = &guest->talk.answer;

@@ -22,7 +22,7 @@ struct handshake_key {
 struct handshake_door;
 
 __BEGIN_DECLS
-// Sets random bytes; false with errno.
+// bytes (count, at most 256) = random bytes of the kernel; false with errno.
 bool random_bytes_of_system(void *bytes, size_t count);
 // Derives *key, which may be *from, for a further purpose: key->job from *from and `shared` (bytes). The secret stays.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
@@ -33,7 +33,8 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
-// Opens the accepting end, for up to `ranks` connections; handshake_close frees it. rank: this one. NULL: no memory.
+// Opens the accepting end at a `listener` of sockets.h; `ranks` + 256 connections may wait unproven. rank: this one,
+// for messages. handshake_close frees what is returned. NULL: no memory.
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
 // Waits for a connection that has proven its hello (bytes), to be admitted or refused next. False: none has by until_s.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
@@ -41,7 +42,6 @@ bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double 
 int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
 // Refuses handshake_next's connection, and closes it; the caller prints why.
 void handshake_refuse(struct handshake_door *d);
-// Closes the connections that were not admitted and frees d; the listener stays open. Of connections turned away the
-// first ones had a line each; prints how many more there were.
+// Closes what was not admitted, prints how many beyond ten were turned away, and frees d; the listener stays open.
 void handshake_close(struct handshake_door *d);
 __END_DECLS

@@ -10,7 +10,7 @@
 // 32768 on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
 enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
-// Parses a text of digits and nothing else, up to `most`; false where it is no such number.
+// Parses a text of digits and nothing else, up to `most`. False, and *number undefined, where it is no such number.
 static bool launch_parse_number(uint64_t *number, const char *text, uint64_t most) {
     char *end = NULL;
     if (text[0] < '0' || text[0] > '9') // strtoull would take a sign or a space
@@ -66,7 +66,7 @@ static const char *launch_check_local(const struct launch *launch, const struct 
     return NULL;
 }
 
-// Sets and checks all by the launcher's variables; without local_ranks this rank is taken for the last of its host.
+// Sets and checks all ranks by the launcher's variables; without local_ranks this rank is taken for its host's last.
 static const char *launch_by_variables(struct launch *launch, const struct launch_variables *names,
                                        struct error_text *error) {
     const char *problem = launch_ranks(launch, names, error);
@@ -75,7 +75,7 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
     return problem ? problem : launch_check_local(launch, names, error);
 }
 
-// The number of tasks of a step's node: "4(x2),3" means 4, 4 and 3. 0: the text is malformed or has too few nodes.
+// The number of tasks of a step's node (from 0): "4(x2),3" means 4, 4 and 3. 0: the text is malformed or too short.
 static int launch_tasks_of_node(const char *text, int node) {
     while (*text) {
         unsigned tasks = 0, times = 1;
@@ -96,7 +96,7 @@ static int launch_tasks_of_node(const char *text, int node) {
     return 0;
 }
 
-// host (host_bytes) = the first of a list of hosts, node003 of "node[003-008,11],x7". False where the list has none.
+// host (host_bytes) = a list's first host, node003 of "node[003-008,11],x7". False: none, malformed or too long.
 static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     size_t length = 0;
     while (*list && *list != ',') {
@@ -123,7 +123,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
-// Sets launch->local_ranks, how many of the step's tasks this node has, and checks local_rank by it.
+// Sets launch->local_ranks, the step's tasks on this node (unknown: as if this rank were the last); checks local_rank.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -191,7 +191,7 @@ static bool launch_is_mpich(void) {
 
 bool launch_is_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
-// Sets the kind and the ranks where mpirun or srun started the process; else the launch stays as it is, LAUNCH_ALONE.
+// Sets kind, ranks and (srun) rank 0's address where mpirun or srun started the process; else LAUNCH_ALONE stays.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
