@@ -14,10 +14,10 @@ __BEGIN_DECLS
 // Opens /dev/null as each of stdin, stdout and stderr that is closed, before another file takes its number and what is
 // printed. Ends the process with status 2 where /dev/null can't be opened.
 void standard_files_open(void);
-// Sets GOMP_SPINCOUNT and starts the process anew with main's argv, since gcc's OpenMP reads it before main begins. By
-// default a waiting thread spins for 10 ms and more, and may take a core from the thread that it waits for: beside two
-// busy processes on two cores a step took three times as long. Returns where GOMP_SPINCOUNT (as by the new start) or
-// OMP_WAIT_POLICY is set, on more than 8 CPUs (not measured), and where no new start is possible.
+// Sets GOMP_SPINCOUNT and starts the process anew, with main's argv: gcc's OpenMP reads the variable before main
+// begins. By default a waiting thread spins for 10 ms or more, and may take a core from the thread that it waits for:
+// beside two busy processes on two cores a step took three times as long. Returns where GOMP_SPINCOUNT (as after the
+// new start) or OMP_WAIT_POLICY is set, on more than 8 CPUs (not measured), and where no new start is possible.
 void spin_briefly(char *const *argv);
 // Ends the process with status 2 where the soft limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
 void stack_check_limit(void);

@@ -8,7 +8,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Prints as fprintf does, bytes that act on a terminal as \xNN: a line break too, but at the end or before two spaces.
+// Prints as fprintf does, bytes that act on a terminal as \xNN, and line breaks except at the end or before two spaces.
 void say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void say_list(FILE *file, const char *format, va_list arguments) __attribute__((format(printf, 2, 0)));
 // Says "train_gpt: ", the text and a newline on stderr; the program goes on.

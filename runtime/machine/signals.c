@@ -30,7 +30,7 @@ static void on_save_signal(int number) { received.save = 1; }
 // terminal that goes sends SIGHUP once for the shell and once for its end: neither is a user who is tired of waiting.
 static bool repeats_itself(int number) { return number == SIGHUP || number == SIGXCPU; }
 
-// Records a request to stop. A second, 0.5 s after the first and unless repeats_itself, ends the process by its signal.
+// Records a request to stop. A second, 0.5 s or more later and unless repeats_itself, ends the process by its signal.
 static void on_stop_signal(int number) {
     if (!received.stop_signal) {
         received.stop_requested_centiseconds = (sig_atomic_t)clock_centiseconds();
