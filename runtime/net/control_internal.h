@@ -147,8 +147,8 @@ void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
 
-// Queues a frame, with this rank's last report, on each open connection: of rank 0 to all other ranks, of those to rank
-// 0. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent; NULL: none.
+// Queues a frame, with this rank's last report, on each open connection: rank 0 has one to each rank, others one to
+// rank 0. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent; NULL: none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
 // Sends what is queued and nothing more, and drops what arrives until the others have closed, up to `seconds`: a
 // process that ends with unread bytes resets the connection, and its peer may lose what was sent.
@@ -166,7 +166,7 @@ const char *control_join_rank_0(struct control *c, double start_s, int *status, 
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
 
-// Updates this rank's own report: what is under way now, for how long at the last heartbeat. Takes the mutex.
+// Updates this rank's own report: its counts as of now, its times as of the last heartbeat. Takes the mutex.
 void control_report_own(struct control *c);
 // Ends the job where a rank is silent or, on rank 0, in an overdue collective or exchange that is not patient. Does
 // nothing where the timeout is 0, or this process was suspended. To be called after all is read.
