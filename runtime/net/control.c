@@ -382,9 +382,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it:
-// launchers return the first that is not 0. Nothing for status 0, in a child, or after control_close. argument:
-// at_exit.
+// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it: a
+// launcher returns the first but 0. Nothing for status 0, in a child, or after control_close. argument: at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
