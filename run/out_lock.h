@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes config->out_lock, if --out is there; only warns where no lock is possible. Returns NULL, or why the run ends.
+// Takes the lock into config->out_lock, which stays -1 where --out is missing. Returns NULL, or why the run ends.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;
@@ -36,8 +36,8 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     return NULL;
 }
 
-// Takes the lock of --out, unless this run has it or --out is missing: then out_lock_new does. Ends the job, all ranks
-// with the same status, where another run has the lock or the folder is another program's. Every rank calls this.
+// Takes the lock of --out, unless this run has it or --out is missing: then out_lock_new does. Only warns where locks
+// are impossible. Ends the job where another run has it or the folder is another program's. Every rank calls this.
 static void out_lock(struct config *config) {
     struct error_text error;
     const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;
