@@ -103,7 +103,7 @@ static const char *const plan_page_script[] = {
     // clang-format on
 };
 
-// Writes the plan's page. scripts/report.py puts the part between two comments into its own page. budget: plan_draw's.
+// Writes the placed plan's page, of which scripts/report.py takes what is between two comments. budget: plan_draw's.
 static void plan_write_page(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]) {
     fputs(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Memory plan</title>\n"
@@ -126,7 +126,7 @@ static bool plan_is_page(const char *path) {
     const size_t length = strlen(path), ending = sizeof ".html" - 1;
     return length >= ending && strcasecmp(path + length - ending, ".html") == 0;
 }
-// Draws the placed plan into a file, a page for .html, else SVG, or ends the program. budget: plan_draw's.
+// Writes the placed plan to `path`, a page for .html, else SVG. Ends the program where it can't. budget: plan_draw's.
 static void plan_write_picture(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path) {
     struct report_file out = report_file_open("--plan-picture", path);
     if (plan_is_page(path))

@@ -9,7 +9,7 @@
 #include <stdlib.h>            // free
 #include <string.h>            // strcmp, strlen
 
-// Draws the placed plan as SVG. budget[memory]: bytes that the plan may take of it; SIZE_MAX: not known, and no line.
+// Draws the placed plan as SVG. budget[memory]: bytes that the plan may take there; SIZE_MAX: not known, and no line.
 static void plan_draw(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ static void plan_svg_escape(FILE *file, const char *text) {
 
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
-// Draws a memory's arenas as a bar from x on, to scale, up to peak or budget; a budget of more than PLAN_FAR_BUDGET
-// peaks is only named. For MEMORY_DEVICE sets the y of the activations arena's bottom and top.
+// Draws a memory's arenas to scale as a bar from x on, up to the larger of peak and budget (SIZE_MAX: none). A budget
+// above PLAN_FAR_BUDGET peaks is only named. For MEMORY_DEVICE, activations = the y of that arena's bottom and top.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
@@ -153,7 +153,7 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
     fputs("</g>\n", picture->file);
 }
 
-// Draws the bars, and two lines from the ends of the device's activations to the plot, which magnifies them.
+// Draws the device's bar, the host's if the plan offloads, and lines from activations to the plot that magnifies them.
 static void plan_svg_bars(const struct plan_picture *picture, const size_t budget[MEMORY_COUNT]) {
     const bool offloads = plan_offloads(picture->plan);
     const double host_x = 30, device_x = 110, end = device_x + PLAN_BAR_WIDTH;
@@ -196,7 +196,7 @@ static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
 
-// Draws the numbers of the layers of a section, phases [first, end), each below its first phase, as many as have room.
+// Draws the numbers of the layers of a section, phases [first, end), each below its first phase with room, if any has.
 static void plan_svg_layers(const struct plan_picture *picture, int first, int end) {
     double free_from = 0;
     int last = -1;
@@ -263,7 +263,7 @@ static void plan_svg_address_axis(const struct plan_picture *picture) {
     }
 }
 
-// Draws the sum of the live buffers in each phase: the height of a placement without gaps.
+// Draws the sum of the live buffers of the activations arena in each phase: the height of a placement without gaps.
 static void plan_svg_live(const struct plan_picture *picture) {
     size_t *live = plan_live_bytes(picture->plan, EVERY_CATEGORY, true);
     fputs("<path fill=\"none\" stroke=\"#000\" stroke-width=\"0.8\" d=\"", picture->file);
