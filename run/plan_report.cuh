@@ -9,13 +9,13 @@
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
 
-// Prints a row per category of the device's memory: its live bytes in the peak phase, which sum up to the peak, and the
-// most in any phase. Then the host's arenas, and gpt_step_transfer_bytes. one_memory: the device's is the host's.
+// Prints, by category of the device's memory, the live bytes in the peak phase, which with gaps sum up to the peak, and
+// the most in any. Then both memories' arenas, and gpt_step_transfer_bytes. one_memory: the device's is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 
-// Writes the placed plan's sizes, phases, buffers that own bytes and transfers as JSON. Offsets count from the begin of
-// a memory's first arena, as if arenas were adjacent. Ends the program where the file cannot be written.
+// Writes the placed plan's sizes, times if predicted, phases, buffers that own bytes and transfers as JSON. Offsets
+// count from a memory's first arena, as if arenas were adjacent. Ends the program where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // ---- the table ----
@@ -60,7 +60,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
-// Prints a memory's arenas, as shares of its peak, and by how much the peak exceeds `bound`, the least possible.
+// Prints a memory's arenas (no empty ones of the host) as shares of `peak`, and by how much that exceeds a lower bound.
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)

@@ -9,12 +9,12 @@
 #include "run/unused_options.h"       // report_unused_options
 #include "runtime/machine/text_add.h" // text_add
 
-// Prints the summary on stdout. The model is planned, and its step, if it trains, predicted.
+// Prints the summary on stdout. r->model is planned and, if it trains and r->rates are known, its step is predicted.
 static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The number of bytes that the plan takes of the device's memory. On the CPU what is offloaded takes it too.
+// The number of bytes that the plan takes of the device's memory. On the CPU its bytes of the host count too.
 static size_t summary_need(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     return plan->peak_bytes + (device_is_gpu(&r->dev) ? 0 : plan->host_peak_bytes);
@@ -51,7 +51,7 @@ static void summary_parts(const struct plan *plan) {
     log_row("parts", "%s", text);
 }
 
-// Prints the phase of the peak, and the categories of activations that are largest then.
+// Prints the peak's phase, if there is one, and at most 3 categories of the activations arena that are largest then.
 static void summary_peak(const struct plan *plan) {
     enum { MAX = 3 };
     char text[384], bytes[LOG_NUMBER];
@@ -112,9 +112,9 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
     return change;
 }
 
-// Prints the global batch size, larger by a power of two, at which the update takes at most SMALL_UPDATE of a step;
-// nothing if it takes at most SLOW_UPDATE now, or if the larger batch, whose micro-steps keep gradients between them,
-// does not fit `limit` and auto would not choose anew. Returns whether it printed.
+// Prints the global batch size, doubled, at most 10 times, until the update takes at most 10 % of a step; nothing if it
+// takes at most 25 % of the run's step or none is predicted, or if the larger batch, whose micro-steps keep gradients
+// between them, does not fit `limit` and auto would not choose anew. Returns whether it printed.
 static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
@@ -162,7 +162,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the micro-batch, doubled 1 to 4 times, that fits `limit` and the batch, unless auto chose. Returns whether so.
+// Prints the micro-batch, doubled 1 to 4 times, as `limit` and the batch allow, unless auto chose. Returns whether so.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;
@@ -188,8 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints the first of these options with which auto's choice fits `limit` bytes of the device's memory: none,
-// --zero-stage 3, --micro-batch-size 1, --allow-lossy-states, or several of them; or that nothing fits.
+// Prints auto's first choice that fits `limit` less a margin and the host's budget, or that none does. Gives auto, in
+// turn, nothing more, --zero-stage 3, --micro-batch-size 1 or these two; then, at size 1, also --allow-lossy-states.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;
