@@ -48,7 +48,7 @@ static void rank_range_widen(struct rank_range *range, int64_t value) {
     range->most = value > range->most ? value : range->most;
 }
 
-// Returns how ranks differ in planned memory, GPU, libraries and kernels; r->model is planned. Every rank calls this.
+// Returns how ranks differ in r->model's plan and in traits; r->parallel NULL: in nothing. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

@@ -14,8 +14,8 @@
 
 // ---- start-up ----
 
-// The number of threads of this rank: one per core that the rank is bound to or, unbound, a share of the machine's
-// cores; at most a share of the CPUs that a container grants: more threads would all be put aside in each period.
+// The number of threads of this rank: one per CPU that the rank is bound to or, unbound, a share of the machine's CPUs;
+// at most a share of the CPUs that a container grants: more threads would all be put aside in each period.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -80,7 +80,7 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
     __builtin_unreachable();
 }
 
-// Opens r->collectives of several ranks, by r->model's plan. Ends the program where it can't. Every rank calls this.
+// Opens r->collectives for r->model and sets r->connected, if ranks > 1. A failure ends the job. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
@@ -158,7 +158,7 @@ static uint64_t hash_of_device_memory(struct gpt *m, const void *memory, size_t 
     return hash;
 }
 
-// Returns a hash of what this rank has of a state, on device and host; 0: no such state. Waits for the device.
+// Returns a hash of what this rank has of a state, on device and host; 0: no such state. The device must be idle.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -227,7 +227,7 @@ static int take_request(struct run *r) {
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Does what the request that reached rank `rank` asks (REQUEST_*): sets r->save_wanted, or r->stopped, and says why.
+// Sets r->save_wanted or r->stopped, as `request` asks, a sum of REQUEST_* that reached `rank`. Says why a run stops.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -241,7 +241,7 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Takes this rank's requests to save or to stop, once a step. A single rank sets r->save_wanted or r->stopped at once;
+// Takes this rank's requests to save or stop, between steps. A single rank sets r->save_wanted or r->stopped at once;
 // of several, io.request takes them, and all ranks follow by the next step's reports.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
@@ -250,7 +250,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Sets the log entry's bytes and times of collectives since the last call; none of one rank. slot: the step's, 0 or 1.
+// Sets entry's collectives: times since the last call; bytes up to r->comm_sent_by_step[slot]. One rank: does nothing.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
