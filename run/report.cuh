@@ -38,7 +38,7 @@ static void report_training(const struct run *r) {
         log_row("matmul peak", "not measured, as the activations take too little memory for it; MFU is left out");
 }
 
-// Advises a rank per NUMA node where a process spans several: its threads read most weights from other nodes' memory.
+// Advises, on the CPU, a rank per NUMA node where a process spans several: threads read most weights from other nodes.
 static void report_numa(const struct run *r) {
     const int nodes = numa_nodes_used(NUMA_NODES);
     if (r->config->device.device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
@@ -121,7 +121,7 @@ static void report_environment(void) {
         log_row("environment", "%s", variables);
     free(variables);
 }
-// Prints how much is offloaded and what a step copies, if anything. kind: words after the bytes.
+// Prints, if the plan offloads, its bytes of the host's memory and what a step copies. kind: words after the bytes.
 static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
@@ -133,7 +133,7 @@ static void report_offload(const struct run *r, const char *row, const char *kin
             log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]), log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
-// Prints what auto chose, what it did not choose, and the predicted time.
+// Prints, as far as there are any, auto's choice, what it did not choose, notes on it, and the predicted time.
 static void report_fit(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const struct plan_prediction *p = &plan->predicted;
@@ -157,7 +157,7 @@ static void report_fit(const struct run *r) {
                 log_bytes(text, (int64_t)p->to_host_bytes), log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
-// Prints how much is trained where that is not all, and the adapters.
+// Prints the share of the parameters that is trained, unless all are, and the adapters, if any.
 static void report_finetuning(const struct run *r) {
     const struct config *c = r->config;
     const struct parameters *table = &r->model->table;

@@ -26,7 +26,7 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens a file, which report_file_close names `path`. Both texts must stay until then. Ends the program where it can't.
+// Opens `path` for writing, or ends the program. option: its name in messages. Texts must stay until report_file_close.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;
