@@ -14,7 +14,7 @@
 
 // ---- starting ----
 
-// Moves r->train to the checkpoint's position. Other data end the program or, by --new-data, reset the best loss.
+// Moves r->train to state's place. Other data end the program, or by --new-data set data_is_new and drop the best loss.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
@@ -72,7 +72,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads what --init-from (or -ema) and, with LoRA, --lora-adapter name. Returns NULL, or what is wrong.
+// Loads --init-from's llm.c file, or folder and, if given, --init-from-ema or --lora-adapter. Returns NULL, or an error.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -84,7 +84,8 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Loads --init-from's parameters, if given, and adapters; one rank a host checks the files. Returns NULL, or an error.
+// Does load_named_parameters where --init-from is given, with LoRA after find_base. By --check-weights one rank a host
+// checks the files meanwhile. Returns NULL, or an error.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -99,7 +100,7 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
 }
-// Loads a checkpoint's parameters and optimizer state; for adapters also the base model. Returns NULL, or an error.
+// Loads config->checkpoint with optimizer and FP8; for adapters the base, by find_base, too. Returns NULL, or an error.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;
@@ -201,8 +202,7 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Returns the first rank whose `done` is false, or the number of ranks, if all are done. what, patient: as
-// control_all_gather takes them. Every rank calls this.
+// Returns the first rank not `done`, or r->config->ranks. what, patient: control_all_gather's. Every rank calls this.
 static int first_rank_without(const struct run *r, bool done, const char *what, bool patient) {
     const int ranks = r->config->ranks;
     bool *all = (bool *)calloc((size_t)ranks, sizeof *all);
@@ -239,7 +239,7 @@ static void check_shared_folder(struct run *r) {
     exit(EXIT_USAGE);
 }
 
-// Ends the program at the start where the checkpoints' folder is a file or read-only; a missing one is made later.
+// Ends the program where --checkpoint-every is above 0 and the checkpoints' folder, if there, is a file or read-only.
 static void check_checkpoints_folder(const struct run *r) {
     const char *const folder = r->saver.job.root;
     struct stat status;
@@ -255,8 +255,8 @@ static void check_checkpoints_folder(const struct run *r) {
 }
 
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.
-// Removes what a killed run has left among the checkpoints, since this run may save no more. Ends the job where the
-// folder can't take checkpoints, or is not one folder for all ranks that write. Every rank calls this.
+// Removes leftovers of a killed run, since this run may save none. Ends the job where the folder can't take checkpoints
+// or is not one for all ranks that write, or a tokenizer's file links out of --init-from. Every rank calls this.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;
@@ -282,7 +282,7 @@ static void open_saver(struct run *r) {
 }
 
 // Begins each rank's part. writer: on rank 0 its process id, or 0: it could not begin. Returns false where no part is
-// to be written; *problem says why on rank 0 and the first rank that failed. Every rank calls this.
+// to be written. If a part failed, its (first) rank and rank 0 get *problem, all r->save_failed. Every rank calls this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;

@@ -109,7 +109,7 @@ static int stop_asked_of_any(struct run *r) {
 static bool has_rows(const struct dataloader *loader) {
     return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
 }
-// Reads this rank's next micro-batch, in r->inputs, ->targets and ->document_starts, which the next call overwrites.
+// Reads this rank's next micro-batch into r->inputs, ->targets and ->document_starts, which the next call overwrites.
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
     const struct token_batch to = {r->inputs, r->targets, r->document_starts};
     struct batch batch = batch_of(r->inputs, r->targets);

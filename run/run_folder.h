@@ -67,7 +67,7 @@ static void take_newest_of_run(const struct config *config, const char **folder,
     *folder = text_copy(path);
 }
 
-// Sets --out, unless it is given, to the run's folder that --resume names, by itself or by a checkpoint in it.
+// Sets --out, unless given, to the run's folder that --resume names, if any, by itself, `checkpoints` or a checkpoint.
 static void out_of_resume(struct config *config) {
     const char *const resume = config->checkpoints.resume;
     char path[PATH_MAX];

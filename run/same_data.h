@@ -71,7 +71,7 @@ static const char *data_refusal(const struct dataloader *loader, const struct tr
     return NULL;
 }
 
-// The number of samples that the checkpoint's run has taken of its part q, also before its present mixture.
+// The number of samples that the checkpoint's run has taken of its part q, also before its last mixture began.
 static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     struct mixture_part parts[MIXTURE_PARTS];
     const struct mixture former = {parts, state->num_parts, state->data_start};
@@ -116,7 +116,7 @@ static void resume_new_data(struct dataloader *loader, const struct trainer_stat
     dataloader_resume(loader, state->samples, starts, state->samples);
 }
 
-// Sets the files and parts of a state, for data_state_free, to the loader's. Texts and changes stay the loader's.
+// Sets a state's files, parts and data_start to the loader's, for data_state_free. Texts and changes stay the loader's.
 static void data_state(struct trainer_state *state, const struct dataloader *loader) {
     state->num_files = dataloader_num_files(loader);
     state->num_parts = loader->mixture.count;
