@@ -151,7 +151,7 @@ static void saver_mend_best(const struct saver *saver, int64_t step) {
         say_warning("%s", problem);
 }
 
-// Sets, once, the text of the algorithms' file that every checkpoint has; saver_close frees the text.
+// Sets, once, after saver_open, the text of the algorithms' file that every checkpoint has; saver_close frees the text.
 static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) {
     saver->job.algorithms = text;
     saver->job.algorithms_bytes = bytes;

@@ -58,7 +58,7 @@ static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at,
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = exact parameters [at, at + n) of a range of save_next. n: at most SAVE_CHUNK - STATE_BLOCK.
+// out (n) = exact parameters (master weights, if any) [at, at + n) of save_next's range. n <= SAVE_CHUNK - STATE_BLOCK.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -196,7 +196,7 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does s->pass over a file of `entries` (count), which it sorts, and metadata (pairs). Returns NULL, or an error.
+// Does s->pass over a file: sorts entries (count), has `write` write each; metadata (pairs). Returns NULL, or an error.
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -245,7 +245,7 @@ static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct hug
     return (uint64_t)huggingface_elements(t) * (s->bf16 ? 2 : 4);
 }
 // Divides the tensors, in order, into shards up to s->most_shard_bytes: first[i] (tensors + 1) = the first tensor of
-// shard i. Adapters are one shard. Returns the number of shards; first[shards] is the number of tensors.
+// shard i. Adapters, or a larger tensor, are one shard. Returns the number of shards; first[shards] = s->model.count.
 static int save_divide(const struct save_tensors *s, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
