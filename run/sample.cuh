@@ -108,7 +108,7 @@ static int draw(const float *weights, int n, double u) {
 
 // Draws a token from softmax(logits / temperature), logits (V), over the top_k largest logits (0: all) and, of these,
 // over the likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0
-// takes the largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
+// takes the first largest. Equal logits stay or go together. `u` is uniform in [0, 1); `scratch` holds 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
     float largest = -INFINITY, threshold = -INFINITY;

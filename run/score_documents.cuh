@@ -97,7 +97,7 @@ static void score_batch_free(struct score_batch *b) {
     free(b->losses);
 }
 
-// Sets the batch to the documents (n) of rows [first, first + B); the rest of a row is a document that counts nothing.
+// Sets the batch to documents (n), in order, of rows from `first` on. The rest of a row is a document without targets.
 static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
                        int first) {
     const int T = c->model.seq_length;
@@ -199,7 +199,7 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
 }
 
 // Scores documents (count), each of at least one input. Every rank calls this with equal documents, and has all scores
-// after it. Returns false where a signal stopped it. Ends the program where a score is not finite.
+// after it. Returns false, with r->stopped set, where a signal broke it off. Ends the program if a score is not finite.
 static bool score_documents(struct run *r, struct scored_document *documents, int count) {
     const struct config *c = r->config;
     struct document_place *places = (struct document_place *)calloc((size_t)count + 1, sizeof *places);

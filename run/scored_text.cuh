@@ -35,7 +35,7 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     return ids;
 }
 
-// Returns the token before a text without context, begin or end of text. Ends the program where there is neither.
+// Returns the token before a text without context: begin of text, else end of text. Ends the program without either.
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
