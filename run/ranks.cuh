@@ -120,7 +120,7 @@ static uint64_t sample_hash(const char *path) {
     return hash;
 }
 
-// Ends the job where the ranks' shards differ in name, length or a sample of their bytes. Every rank calls this.
+// Ends the job where ranks' training or validation shards differ in name, length or sample_hash. Every rank calls this.
 static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
@@ -219,7 +219,7 @@ static void check_replicas(struct run *r) {
     free(all);
 }
 
-// A request to save or stop, as one number: a sum of these, REQUEST_SIGNAL times the signal that asks to stop.
+// A request: a sum of these, with REQUEST_SIGNAL times the stopping signal. Time is up where 2 slowest steps don't fit.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
 // Returns the requests that have reached this process, a sum of REQUEST_*; 0: none. A request to save is returned once.
 static int take_request(struct run *r) {

@@ -13,7 +13,7 @@
 struct report_file {
     FILE *file;
     const char *option, *path;
-    char *target;    // what `path` links to; NULL: nothing is there yet
+    char *target;    // `path` without links; NULL: nothing is there yet
     char *temporary; // renamed to `target`, else to `path`, at the end; NULL: written directly
 };
 

@@ -72,7 +72,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads --init-from's llm.c file, or folder and, if given, --init-from-ema or --lora-adapter. Returns NULL, or an error.
+// Loads --init-from's llm.c file, or folder and, if given, --init-from-ema or --lora-adapter. Returns NULL or an error.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;

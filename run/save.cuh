@@ -99,7 +99,7 @@ static const char *save_with_others(struct save_job *job) {
 }
 
 // Runs a save, a struct save_job, as a checkpoint_job. Rank 0 writes the checkpoint, then removes the oldest beyond
-// `keep`, and a former best one; another rank writes its part. Returns what went wrong, or NULL.
+// `keep`, and a former best one; another rank writes its part. Returns what went wrong, with removing too, or NULL.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     struct checkpoint_writer *writer = &job->tensors.writer;
