@@ -18,7 +18,7 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// pair = lora_A and lora_B of a module in the adapters' file. weight: the module's tensor; part: adapter_part_of's.
+// pair = the entries (name, shape, place in *table) of a module's lora_A and lora_B. part: adapter_part_of's, not -1.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {
@@ -46,8 +46,8 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     b->cols = shape->lora.rank;
     b->transposed = false;
 }
-// Lists the tensors of the adapters of a model with LoRA, lora_A and then lora_B of each module that has an adapter, in
-// the order of the weights; huggingface_tensors_free frees the list. rotary_dims: config_rotary_dims.
+// Lists the tensors of a model's adapters, lora_A and then lora_B of each module that has an adapter, in the order of
+// the weights. The list points into *table; huggingface_tensors_free frees the list. rotary_dims: config_rotary_dims.
 static struct huggingface_tensors adapters_tensors_of(const struct parameters *table, const struct model_shape *shape,
                                                       enum architecture a, int rotary_dims) {
     struct huggingface_tensors weights = huggingface_tensors_of(table, shape, a, rotary_dims), adapters;
@@ -86,8 +86,8 @@ static const char *adapters_check_names(const struct model_folder *folder, const
     }
     return NULL;
 }
-// Loads what this rank holds of the adapters in the folder `path`: exactly into the master weights, rounded into the
-// parameters. *exact: all of them are fp32 in the file. Waits for the device. Returns NULL, or what is wrong.
+// Loads what this rank holds of the adapters in the folder `path`: exactly into master weights, if there are any, and
+// rounded into the parameters. *exact: all are fp32 in the file. Waits for the device. Returns NULL, or what is wrong.
 static const char *adapters_load(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;

@@ -36,7 +36,7 @@ static bool attention_switched_off(const char *variable) {
 }
 
 // Writes to `reason` (size bytes) that --attention-backend or an environment variable rules a backend out; an empty
-// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any.
+// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any. backend: ATTENTION_FLASH for 9.0's.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -55,7 +55,7 @@ static bool attention_lacks(char *reason, size_t size, enum attention_backend ba
         snprintf(reason, size, "has no %s", lacks);
     return lacks != NULL;
 }
-// Writes why ATTENTION_FLASH can't be used to `reason` (size bytes), empty where it can. wanted: --attention-backend's.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH can't be used; empty: it can. wanted: --attention-backend's.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, const struct attention_demands *demands,
                                    const struct device *dev) {
@@ -66,8 +66,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes why ATTENTION_FLASH_SM90 can't be used to `reason` (size bytes), empty where it can. wanted: the option's.
-// Ends the program where --flash-kernels wgmma asks for these kernels on a GPU that can't use them.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used; empty: it can. Where nothing rules flash out,
+// ends the program on a GPU if --flash-kernels wgmma asks for kernels that the GPU or the shape can't have.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -85,8 +85,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto; an empty text where it
-// can. Where nothing else speaks against fused, loads cuDNN and compares it with flash on the device (fused_check).
+// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto; empty: it can. If all
+// else allows fused, loads cuDNN and compares it with flash on an open GPU (fused_check): no graph is recorded yet.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -120,7 +120,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes why fused is not considered; never an empty text. own: our kernels for compute capability 9.0 take the shape.
+// Writes to `reason` (size bytes) why fused is not asked; never an empty text. own: attention_prefers_flash's result.
 static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
                                       const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
@@ -192,7 +192,7 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose will compare fused with flash (fused_check), so that the caller must check flash before.
+// Whether attention_choose may call fused_check: the caller checks flash before. Ends the program as attention_choose.
 static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
                                   struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -203,9 +203,9 @@ static bool attention_tries_fused(enum attention_backend wanted, struct attentio
     return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
-// Chooses the backend: flash where it is allowed and takes the shape, but fused where it is measured, or else known, to
-// be faster; unfused where neither can be used. wanted: of --attention-backend. Ends the program where no backend is
-// left, with each one's reason, or none takes the size of the heads.
+// Chooses the backend: fused where it is measured, or else known, to be faster, or where flash can't be used; else
+// flash; unfused where neither can be used. wanted: of --attention-backend. May load and check cuDNN
+// (attention_fused_reason). Ends the program where no backend is left or takes the heads, and as attention_sm90_reason.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;
