@@ -37,7 +37,7 @@ static void chat_add(struct chat_text *text, const char *more, size_t length) {
 }
 static void chat_add_text(struct chat_text *text, const char *more) { chat_add(text, more, strlen(more)); }
 
-// Appends a role's turn to the text, as the format writes it: the content, trimmed where the format trims.
+// Appends a role's turn: the format's text before it, the content, trimmed where the format trims, and what follows it.
 static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum chat_role role, const char *content) {
     size_t length = strlen(content);
     uint32_t code;
@@ -85,7 +85,7 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Feeds tokens (count >= 1), as a prompt or one by one, for which the KV cache has room; sets chat->count and ->logits.
+// Feeds tokens (count >= 1, within the KV cache's room), an empty chat's first as a prompt; sets ->count and ->logits.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -109,8 +109,8 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
             return true;
     return false;
 }
-// Draws an answer to the turn that chat_feed was given last, and prints the answer as it comes, up to a stop token,
-// chat->longest tokens or a signal. Printed tokens join the KV cache; the first that has no room there is the last.
+// Draws an answer to the turn that was fed last, and prints the answer as it comes, up to a stop token, chat->longest
+// tokens, a stop, or an interrupt, which ends no more. Printed tokens join the KV cache; one without room is the last.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -192,7 +192,7 @@ static bool chat_takes_system(const struct chat *chat) {
 
 // Begins an empty chat, when the model, the tokenizer and the vocabulary are open, and opens r's sampler. longest:
 // tokens of an answer. The caller frees chat->system and, by chat_format_free, chat->format. Ends the program where the
-// model has no usable chat_format.json, or --chat-system holds a special token.
+// model has no usable chat_format.json, or its chats can't take --chat-system as a turn.
 static void chat_open(struct chat *chat, struct run *r, int longest) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -230,7 +230,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
 }
 
 // Reads a turn from stdin: a line, and the next line after a backslash at its end; a terminal is prompted. Returns the
-// turn, which the caller frees; NULL: the input has ended, or a signal has ended the reading.
+// turn, which the caller frees; NULL: nothing was read before the input ended or a signal came.
 static char *chat_read(const struct chat *chat) {
     struct chat_text turn = {NULL, 0};
     char *line = NULL;
@@ -250,8 +250,8 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Executes /system and /reset, which both begin another chat, unless the text of /system holds a special token or no
-// chat has a system turn: then says so. Returns whether the turn is one of these commands.
+// Executes /system TEXT, which sets chat->system, and /reset: each begins another chat. Refuses, on stderr, a text with
+// a special token, and /system where the format has no system turn. Returns whether the turn is one of these commands.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
