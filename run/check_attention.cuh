@@ -97,7 +97,7 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Sets shape->B and ->T: two waves of blocks, by KV heads, and a cut last tile; at most 16 tiles, done in 0.1 s.
+// Sets shape->B to 2, and ->T to tiles of 128 for two waves of blocks, by KV heads, at most 16, and a cut last tile.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
@@ -184,8 +184,8 @@ static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and backward of the check's backend or of the simpler one, and waits for the results, which results_free
-// frees. What the passes write holds NaNs before: what is left out, or read too early, shows.
+// Runs forward and backward of `backend`, the check's or, then without sums of biases, the simpler one, and waits for
+// the results, for results_free. What the passes write holds NaNs before: what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -408,8 +408,8 @@ struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares samples (count) with a backend's rows; raises *largest to the largest relative distance. reason (size bytes,
-// empty before) = what is wrong. A mean of squares above the largest sample's may be a wrong row's.
+// Compares the kind's samples (count) with a backend's rows; raises *largest to the largest relative distance. reason
+// (size bytes, empty before) = what is wrong. A wrong row may raise the mean square: it is capped by samples'.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {

@@ -41,13 +41,13 @@ static void graph_check_restore(const struct graph_check_scales *s, struct gpt *
     device_synchronize(m->dev);
 }
 
-// Whether the gradients of a step's first micro-step are complete on the device, so that their squares can be summed.
+// Whether this rank's gradients are complete on the device, after a step's first micro-step, for squares to be summed.
 static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step and returns its loss and this rank's squares (0: gradients incomplete). Activations,
-// gradients and FP8's scales change, the count of micro-steps stays. Waits for the device. Every rank calls this.
+// Runs the step's first micro-step over NaNs and zeros; returns the loss and this rank's squares (0: incomplete).
+// Changes activations, gradients and FP8's scales, but not the count of micro-steps. Waits. All ranks call this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
@@ -79,8 +79,8 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
 }
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
-// Checks the graph of the step's first micro-step, if --self-check asks for it; where results differ, warns and uses no
-// graph from then on. batch, scale: as gpt_micro_step gets them next. Waits for the device. Every rank calls this.
+// Checks the first micro-step's graph if --self-check, --cuda-graphs and --deterministic-mode are on; if results
+// differ, warns and uses no graphs. batch, scale: gpt_micro_step's next. Restarts the step's time. All ranks call this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||

@@ -19,7 +19,7 @@ struct cast_check {
     uint64_t counts[FP8_COUNTS];
 };
 
-// Sets c->x to numbers of all sizes, from the largest to rows that a scale of the whole matrix makes zero.
+// Sets c->x to numbers in [-2, 2), times 2^0 to 2^-23 by the row: a scale of the whole matrix makes the smallest zero.
 static void cast_fill(struct cast_check *c) {
     uint32_t seed = 1;
     for (int i = 0; i < CAST_ELEMENTS; i++) {
@@ -41,7 +41,7 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Sets right->rows, or ->columns where `transposed`, and their scales to what a cast of right->x has to give.
+// Sets right->rows, or ->columns if `transposed`, and their inverse scales (FP8_PER_TENSOR: ->scale) to a right cast's.
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;

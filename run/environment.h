@@ -79,7 +79,7 @@ static void environment_check_ranks(struct parallel *parallel) {
     free(text);
 }
 
-// Returns the variables that are set, as "NAME=VALUE (what it decides)" with commas, which the caller frees; "": none.
+// Returns the variables with an environment_value, as "NAME=VALUE (why)" with commas, which the caller frees; "": none.
 static char *environment_describe(void) {
     char *text = NULL;
     size_t bytes = 0;
