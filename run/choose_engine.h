@@ -135,8 +135,8 @@ static void check_programs(const struct config *config) {
     parallel_check_same(config->parallel, text, "programs");
 }
 
-// Chooses the engine for the options' target, precision and level; this machine and the other ranks' decide on auto.
-// Sets the options to what was chosen, and the reasons. Ends the program where none can be used. Every rank calls this.
+// Chooses the engine, never NULL, by the options, for auto by all ranks' machines, and sets the options to the choice,
+// and reasons. --plan-gpu sets --device cuda, though a cpu engine may plan. May end the job. All ranks call this.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
     const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;

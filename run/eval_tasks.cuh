@@ -24,9 +24,9 @@ struct eval_tasks {
 // ---- texts to documents ----
 
 // Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. White space that ends the
-// context goes to what is scored. Context and continuation are encoded together, and split after as many tokens as the
-// context is encoded to without the continuation. What exceeds --seq-length is cut off on the left (*cut). Ends the
-// program where no token is to be scored, or more than --seq-length.
+// context goes to what is scored. Context, else the prefix token, and continuation are encoded together, and split
+// after as many tokens as the context is encoded to without the continuation. What exceeds --seq-length inputs is cut
+// off on the left (*cut). Ends the program where no token is to be scored, or more than --seq-length.
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -155,8 +155,8 @@ static void check_scores_file(const struct config *c) {
     }
 }
 
-// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer, after the
-// data, which may have it beside them. Ends the program where a file is bad. Every rank calls this.
+// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer, which may
+// lie beside the data: the data is open before. Ends the program where a file is bad. Every rank calls this.
 static void open_tasks(struct run *r) {
     enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);
@@ -365,7 +365,7 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     json_array_end(&json);
     json_object_end(&json);
 }
-// Writes, on rank 0, the items' scores, then each task's, as JSON to --eval-tasks-output. Ends the program if it can't.
+// Writes, on rank 0, the items' and then the tasks' scores as JSON lines to --eval-tasks-output, or ends the program.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
