@@ -16,7 +16,7 @@ struct fit {
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what the functions below plan by; plans nothing yet. *config and *dev must outlive it; the layer shape stays.
+// Returns what functions below plan by. *config, which may change but for layers' shapes, and *dev must outlive it.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that
@@ -77,7 +77,7 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits) {
     return bytes.device <= limits.device && bytes.host <= limits.host && bytes.device + bytes.host <= limits.both;
 }
 
-// Ends the program where an option of one granularity is given under another, instead of ignoring it.
+// Ends the program where options of recomputation contradict each other, lack others, or would be ignored.
 static void fit_check_options(const struct config *c) {
     const enum recompute_granularity granularity = c->recompute.recompute_granularity;
     if (granularity != RECOMPUTE_FULL && (c->recompute.recompute_method != RECOMPUTE_METHOD_UNSET ||

@@ -16,9 +16,9 @@ struct fit_chosen {
     char forced[256];
 };
 
-// Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits
-// allow; options that the user gave stay. rates->flops is not 0. Ranks choose together: all call this, and *rates
-// become the lowest of any rank. parallel: NULL where there is one rank. Ends the program where nothing fits.
+// Replaces --recompute-granularity auto, and what the user left open of offload and formats, in *own, which f->config
+// points to, by the cheapest choice within the limits. Ranks choose together: all call this, *rates, flops above 0,
+// become the lowest of any, rank 0 gets the texts. parallel: NULL: one rank. Ends the program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -53,7 +53,7 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
-// Sets the options of a choice in *config, but for recomputation's.
+// Sets the options of a choice in *config, but for recomputation's and an --optimizer-offload-fraction that was given.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
@@ -102,7 +102,7 @@ static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
             return;
     a->formats[a->known_formats++] = formats;
 }
-// Lists the formats in the order in which they lose: first as given, then each with what the user left open.
+// Lists the formats from the most exact to the least: first as given, then with less in what the user left open.
 static void fit_list_formats(struct fit_auto *a) {
     static const struct fit_formats all[] = {
         {MAIN_FP32, MAIN_FP32, MOMENT_FP32, MOMENT_FP32}, {MAIN_FP32, MAIN_FP32, MOMENT_BF16, MOMENT_BF16},
@@ -140,7 +140,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// Sets a->space.least and .most: an option that was given has one value. The formats and the kinds of layers are set.
+// Sets a->space.least and .most, after kinds and formats: given options fixed, formats 0 without --allow-lossy-states.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;

@@ -25,9 +25,9 @@ struct fit_found {
     struct fit_outcome gain_estimate;
 };
 
-// Finds the best choice, and the best choices of other sets, which offload other kinds of buffers or have other
-// formats; count 0: none fits. Ties go to what is lossless, then to what offloads less. `known_formats`: how many
-// formats there are estimates for; those from space->most.formats + 1 on are only estimated, for `gain`.
+// Finds the best choice and, within a few plans more, the best of other sets, which offload other kinds of buffers or
+// have other formats; count 0: none fits. Equal values: what offloads less wins. `known_formats`, for FIT_SECONDS: how
+// many formats there are estimates for; those after space->most.formats are only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---- Estimates ----
@@ -199,7 +199,7 @@ static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
 
 // ---- Choices ----
 
-// Whether an outcome is within the limits but for the minimized memory; `both` counts where seconds are minimized.
+// Whether an outcome is within the limits but for the minimized memory; `both` counts only where seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
@@ -270,7 +270,7 @@ static int fit_next_value(int value, int least, int most, int steps) {
     return value < most && next > most ? most : next;
 }
 
-// Adds a choice to q->nodes, with a percentage that fits, unless by its estimate none does. c.percent: 0, or any other.
+// Adds a choice to q->nodes, unless by its estimate none fits. c.percent 0 stays; any other becomes one that fits.
 static void fit_add(struct fit_queue *q, struct fit_choice c) {
     struct fit_node n;
     if (q->count == q->capacity) {
