@@ -10,7 +10,7 @@
 
 // ---- adapter_model.safetensors ----
 
-// Returns which of its linear layer's adapted parts a module is; -1: the module has no adapter.
+// Returns a module's index among its linear layer's adapted parts (shape->lora); -1: the module has no adapter.
 static int adapter_part_of(const struct model_shape *shape, const struct adapter_module *module) {
     const struct lora_layer *adapter = &shape->lora.linear[module->linear];
     for (int p = 0; p < adapter->count; p++)

@@ -110,7 +110,7 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
     return false;
 }
 // Draws an answer to the turn that was fed last, and prints the answer as it comes, up to a stop token, chat->longest
-// tokens, a stop, or an interrupt, which ends no more. Printed tokens join the KV cache; one without room is the last.
+// tokens, a full KV cache, which printed tokens join, a signal to stop, or an interrupt, which ends only the answer.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -140,7 +140,7 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// Returns the text to feed for a user's turn, with what ends the last answer or begins a chat; the caller frees it.
+// Returns a user's turn, for free(), with what ends the last answer, or if `first` begins a chat, and begins an answer.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)

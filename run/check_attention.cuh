@@ -409,7 +409,7 @@ struct judge_sample {
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
 // Compares the kind's samples (count) with a backend's rows; raises *largest to the largest relative distance. reason
-// (size bytes, empty before) = what is wrong. A wrong row may raise the mean square: it is capped by samples'.
+// (size bytes, empty before) = what is wrong. A wrong row may raise the mean of output or dQ: samples cap that mean.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {

@@ -7,7 +7,7 @@
 
 enum { COPIES = 8 };
 // Whether numbers that are copied to the device, there to another place and back are what they were. Makes and awaits
-// COPIES copies of `bytes`, a multiple of 4, each way, by t, which is open; overwrites 2 COPIES * bytes at `memory`.
+// COPIES copies of `bytes` each way, by t, which is open; overwrites 2 COPIES * bytes at `memory` of the device.
 static bool copies_are_right(struct transfers *t, char *memory, size_t bytes, struct device *dev) {
     const size_t all = COPIES * bytes;
     char *const host = (char *)host_allocate(2 * all, dev);

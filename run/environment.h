@@ -58,7 +58,7 @@ static const char *environment_value(const struct environment_variable *variable
     return value && *value && !(variable->usual && strcmp(value, variable->usual) == 0) ? value : NULL;
 }
 
-// Ends the job where a variable's value on a rank is not rank 0's. parallel: NULL: one rank. Every rank calls this.
+// Ends the job where a variable's environment_value is not rank 0's. parallel: NULL: one rank. Every rank calls this.
 static void environment_check_ranks(struct parallel *parallel) {
     char *text = NULL;
     size_t bytes = 0;

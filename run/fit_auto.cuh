@@ -9,7 +9,7 @@
 
 // The texts on a choice for the start-up report: a line for each of the best, the chosen first, and one on formats.
 struct fit_chosen {
-    int count, plans; // 0: nothing was searched
+    int count, plans; // 0: this rank searched nothing
     double search_s;
     char best[FIT_BEST][512], gain[512];
     // That --optimizer-cpu-offload, which was given, takes memory instead of freeing it; "": it does not
@@ -166,7 +166,7 @@ static void fit_set_ranges(struct fit_auto *a) {
     most->formats = c->states.allow_lossy_states ? a->known_formats - 1 : 0;
 }
 
-// Sets the estimates that follow from a layer's shape: its kinds, their bytes, seconds of forward and recomputation.
+// Sets what follows from the middle layer's shape: a->frontier, kinds, their bytes, times of forward and recomputation.
 static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
