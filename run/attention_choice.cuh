@@ -36,7 +36,7 @@ static bool attention_switched_off(const char *variable) {
 }
 
 // Writes to `reason` (size bytes) that --attention-backend or an environment variable rules a backend out; an empty
-// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any. backend: ATTENTION_FLASH for 9.0's.
+// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any. backend: of flash ATTENTION_FLASH.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;

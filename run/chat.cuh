@@ -273,8 +273,8 @@ static bool chat_command(struct chat *chat, const char *turn) {
     return true;
 }
 
-// Answers turns until the input ends, /exit, or a signal stops the run. Returns the exit status. longest: tokens of an
-// answer, at most. The model is loaded; its tokenizer and vocabulary are open.
+// Answers turns until the input ends, /exit, or a signal. Returns the exit status, EXIT_STOPPED for a signal other than
+// an interrupt. longest: tokens of an answer, at most. The model is loaded; its tokenizer and vocabulary are open.
 static int chat_only(struct run *r, int longest) {
     struct chat chat;
     char *turn;

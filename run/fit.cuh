@@ -243,7 +243,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
     fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
 }
 
-// Suggests offload and moments in bf16; where the device's limit is not exceeded, to offload less.
+// Suggests, as the run allows, offload and moments in bf16; where the device's limit is not exceeded, less offload.
 static void fit_suggest_offload(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

@@ -18,7 +18,7 @@ struct fit_chosen {
 
 // Replaces --recompute-granularity auto, and what the user left open of offload and formats, in *own, which f->config
 // points to, by the cheapest choice within the limits. Ranks choose together: all call this, *rates, flops above 0,
-// become the lowest of any, rank 0 gets the texts. parallel: NULL: one rank. Ends the program where nothing fits.
+// become the lowest of any, only rank 0 gets texts. parallel: NULL: one rank. Ends the program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
