@@ -12,8 +12,8 @@
 
 // Rates a second. traffic: bytes between the device's cores and its memory; bus: bytes each way to the host's memory.
 struct fit_rates {
-    double flops, traffic, bus;
-    char source[160];
+    double flops, traffic, bus; // bus: --bus-gbps, else measured; with --plan by data sheet, or half of traffic
+    char source[160];           // of the flops, in words
 };
 struct fit_time {
     double step_s, micro_step_s, update_s;
@@ -21,11 +21,11 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train.
+// Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train. Flops are not 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // Returns the rates of the device or --plan-gpu's: by data sheet, else measured in at most `room` bytes, freed again,
-// or, with --plan, guessed. flops 0: --plan-gpu's sheet has none, and nothing is predicted; with auto ends the program.
+// or, with --plan, guessed. flops 0: --plan-gpu's sheet has none of this precision, which with auto ends the program.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
@@ -39,8 +39,7 @@ static double fit_flops_per_byte(const struct device *dev) {
 
 // The share of a data sheet's peak that matmuls of a layer's shapes reach: 790 of 989 TFLOP/s on an H200, in bf16.
 static const double FIT_OF_PEAK = 0.8;
-// Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX), where nothing is measured.
-static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9;
+static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9; // of two cores
 
 // Returns the peak flop/s of a data sheet in this precision; 0: gpu is NULL, or the sheet has none.
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
@@ -65,7 +64,7 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures and returns the bytes a second between device and host, of the slower direction, in at most `room` bytes.
+// Measures and returns the bytes a second between device and host, of the slower direction, in `room` bytes of both.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -125,7 +124,8 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the cost of all phases of a group and layer (-1: none) in a micro-step, in flops a token; 0 in other regions.
+// Returns the flops a token of a group's phases in layer l (-1: none), a byte of memory traffic counted as
+// flops_per_byte; 0 for groups outside a micro-step.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -174,7 +174,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Plays phases [first, end), all of a micro-step, and returns their seconds. *compute_s: without copies.
+// Plays phases [first, end), all of a micro-step, and returns the seconds until their copies end. *compute_s: without.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);

@@ -1,4 +1,4 @@
-// Checks the files of a folder against the manifest beside them, in a thread of its own while they are loaded.
+// Checks the files of a folder against its manifest, where it has one, in a thread of its own while they are loaded.
 #pragma once
 #include "formats/checkpoint.h"    // checkpoint_verify_model
 #include "runtime/machine/error.h" // fail
@@ -21,8 +21,8 @@ static inline void *folder_check_run(void *argument) {
     return NULL;
 }
 
-// Begins to check the folder at `path` (NULL, empty or no folder: nothing), with `optimizer` its optimizer's file too,
-// for folder_check_end; *check and `path` must stay until then. Ends the program where no thread can be started.
+// Begins to check the folder at `path` (NULL, empty or no folder: nothing), for folder_check_end; *check and `path`
+// stay until then. optimizer: also the files of optimizer and trainer. Ends the program where no thread can be started.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;
@@ -33,8 +33,8 @@ static inline void folder_check_begin(struct folder_check *check, const char *pa
         fail("%s: no thread can be started that checks its files", path);
 }
 
-// Waits for the check. Returns what is wrong with the files, in `error`, since damage may have caused the caller's own
-// `problem` (NULL: none) with them; else `problem`.
+// Waits for the check, if one was begun. Returns what it found wrong with the files, in `error`: damage may have caused
+// the caller's own `problem` (NULL: none) too. Returns `problem` where it found nothing.
 static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
     if (!check->running)
         return problem;

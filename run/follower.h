@@ -37,7 +37,7 @@ static bool follower_find(char path[PATH_MAX]) {
     return false;
 }
 
-// Starts python3 with the arguments and `in` as stdin, in a session that Ctrl-C does not reach. Returns 0, or errno.
+// Starts python3, its argv `arguments`, its stdin `in`, in a session that Ctrl-C does not reach. Returns 0, or errno.
 static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -55,8 +55,8 @@ static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     return error;
 }
 
-// Starts the follower on rank 0 where an option asks for it, as *f, which follower_end ends; a warning says why it
-// could not be started. log.jsonl and config.json are in --out. is_new: the run begins at its first step.
+// Starts the follower on rank 0 where an option asks for it, as *f, for follower_end; a warning says why it could not
+// start. log.jsonl and config.json are in --out. is_new: trackers begin new runs, else follow.json's go on.
 static void follower_start(struct follower *f, const struct config *c, bool is_new) {
     const struct tracker_options *t = &c->trackers;
     char path[PATH_MAX], port[16];
@@ -102,7 +102,7 @@ static void follower_start(struct follower *f, const struct config *c, bool is_n
     }
 }
 
-// Tells the follower, if there is one, that the run has ended, and waits until it has sent the log, at most a minute.
+// Tells the follower, if there is one, that the run has ended; waits a minute at most until it has sent the log.
 static void follower_end(struct follower *f) {
     enum { WAIT_MS = 60000, EVERY_MS = 20 };
     if (f->pid == 0)

@@ -1,8 +1,7 @@
 // Delayed scales of FP8 in a checkpoint: tensors of optimizer.safetensors, F32. fp8.scale, 0 where a history is empty,
-// and fp8.amax_history are of linear layers: their first three dimensions are layers, linear layers (enum linear) and
-// operands (enum fp8_operand). fp8.attention_scale and fp8.attention_amax_history are of attention: their first two
-// dimensions are tensors (the first of enum fp8_attention_tensor; where only dS's scale is delayed, dS) and layers. The
-// histories' last dimension is the steps, the newest first.
+// and fp8.amax_history are of linear layers: (layers, enum linear, enum fp8_operand). fp8.attention_scale and
+// fp8.attention_amax_history are of attention: (the first of enum fp8_attention_tensor, or dS where only dS's scale is
+// delayed; layers). The histories' last dimension is the steps, the newest first.
 #pragma once
 #include "formats/safetensors.h"        // struct safetensors_tensor
 #include "model/fp8.cuh"                // struct fp8_state
@@ -36,7 +35,7 @@ static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return (fp8_tensor_is_history(t) ? fp8_delayed_scales(f).count : 0) +
            (fp8_tensor_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
 }
-// Returns the name, type and shape of a tensor, for a file that is written or read; `id` is the caller's.
+// Returns a tensor's name, type and shape in the file, and `id`, which is the caller's.
 static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
     static const char *const names[FP8_TENSORS] = {"fp8.scale", "fp8.amax_history", "fp8.attention_scale",
                                                    "fp8.attention_amax_history"};
@@ -61,7 +60,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     return entry;
 }
 
-// values (fp8_tensor_values) = a tensor of the open file, named `name` in messages. Returns NULL, or what is wrong.
+// values (fp8_tensor_values) = tensor t of a file called `name` in messages, all 0 or more. Returns NULL, or an error.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;
@@ -77,8 +76,8 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Whether the file has a part of the state, linear layers' (first: FP8_TENSOR_SCALE) or attention's
-// (FP8_TENSOR_ATTENTION_SCALE): a tensor of it. Attention's scales of other tensors than this run's do not count.
+// Whether an open file has scales or history of linear layers (first: FP8_TENSOR_SCALE) or of attention
+// (FP8_TENSOR_ATTENTION_SCALE); attention's count only for as many tensors as this run's.
 static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const struct safetensors *file) {
     for (int t = (int)first; t < (int)first + 2; t++) {
         const struct safetensors_tensor wanted = fp8_tensor_entry(f, (enum fp8_tensor)t, 0);
@@ -88,8 +87,9 @@ static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const
     }
     return false;
 }
-// Loads what an open optimizer.safetensors has of the scales and histories, and zeroes the rest; if it has none, loads
-// nothing. *found: it has all; false where this run delays none. Waits for the device. Returns NULL, or what is wrong.
+// Loads linear layers' and attention's parts of the state from an open optimizer.safetensors, called `name` in
+// messages, and zeroes a part that it lacks; where it lacks both, nothing changes. *found: it has all; false where this
+// run delays none. Waits for the device. Returns NULL, or what is wrong: also scales without a history.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
@@ -115,8 +115,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Drops all delayed scales, if there are any: other options than this run's made them (fp8_scales_hold). The next step
-// casts by its own amaxes; after it scales follow from the histories, which stay. Waits for the device.
+// Zeroes all delayed scales, if there are any, which other options made (fp8_scales_hold). The next step casts by its
+// own amaxes; after it scales follow from the histories, which stay. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_delayed_scales(f).count;
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

@@ -32,7 +32,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Returns in words what of attention is in FP8, and why only so much: in `text`, or a constant.
+// Returns in words what of attention is in FP8, and that norms, embedding and head are not: in `text`, or a constant.
 static const char *fp8_describe_attention(char text[FP8_TEXT], const struct config *c) {
     switch (config_attention_in_fp8(c)) {
     case FP8_ATTENTION_NONE: return "attention, norms, embedding and head in bf16";
@@ -57,7 +57,7 @@ static const char *fp8_attention_passes(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Returns in words what is quantized, how, and what is not, in a run with --fp8-format: in `text`, or a constant.
+// Returns in words what --fp8-format quantizes, and how, or that this run uses no FP8: in `text`, or a constant.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], attention[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
@@ -88,8 +88,8 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
 static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
 }
-// Sets shares[] to the shares of a step's values that casts saturated or flushed to zero; NaN: no cast counts them.
-// counts: (FP8_KINDS, FP8_COUNTS), the first rank's; other ranks' `width` doubles apart. M: a micro-step's tokens.
+// Sets shares[]: linear layers' names, and shares of a step's values that casts saturated or flushed to zero; NaN: no
+// cast counts them. counts: (FP8_KINDS, FP8_COUNTS), ranks `width` doubles apart. M: a rank's tokens of a micro-step.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
@@ -111,8 +111,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
 }
 
 enum { FP8_TENSOR_TEXT = 80 };
-// Finds the first tensor with an amax that is infinite or NaN in the ranks' reports: writes its name and *value.
-// Returns whether there is one; false where scales are not delayed. amaxes: the first rank's, `width` doubles apart.
+// Whether a rank reports a delayed scale's amax as infinite or NaN; writes the first such scale's tensor in words
+// ("largest input of qkv of layer 0, in FP8") and *value. amaxes: the first rank's, ranks `width` doubles apart.
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};

@@ -77,8 +77,8 @@ static void open_tokenizer(struct run *r, const char *option) {
         fail("--%s: %s", option, problem);
 }
 
-// Encodes a prompt, with the tokens of the tokenizer's template. *ids: its tokens, which the caller frees. Returns
-// their number, 1 at least: an empty prompt becomes a token. Ends the program where a token is outside the vocabulary.
+// Encodes a prompt of `bytes` bytes, with the tokens of the tokenizer's template. *ids: its tokens, for free(). Returns
+// their number; an empty prompt becomes the end of text, or token 0. Ends the program where the model lacks a token.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
     const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
@@ -122,8 +122,8 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes --generate's prompts into new r->samples, each --sample-count times, and sets r->prompt_tokens. For the plan,
-// *c's --sample-tokens and --seq-length become the longest prompt and its new tokens. Tokenizer, vocabulary are open.
+// Encodes --generate's prompts, each --sample-count times, into new r->samples and r->prompt_tokens. Sets *c for the
+// plan: --sample-tokens = --seq-length = longest prompt + new tokens; prompt_tokens; micro-batch 1. r's texts are open.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
@@ -157,8 +157,8 @@ static void read_prompts(struct run *r, struct config *c) {
     c->training.micro_batch_size = 1;
 }
 
-// Generates and prints each prompt of read_prompts followed by at most new_tokens tokens, up to the end of the text.
-// Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
+// Prints each prompt of read_prompts and, generated, at most new_tokens tokens after it, up to the end of the text;
+// none after a signal. Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;
