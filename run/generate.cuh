@@ -122,8 +122,8 @@ static void fit_sample_tokens(const struct run *r, struct config *c, int longest
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes --generate's prompts, each --sample-count times, into new r->samples and r->prompt_tokens. Sets *c for the
-// plan: --sample-tokens = --seq-length = longest prompt + new tokens; prompt_tokens; micro-batch 1. r's texts are open.
+// Encodes --generate's prompts by r's tokenizer and vocabulary, each --sample-count times, as new r->samples. Sets r's
+// and *c's prompt_tokens, *c's --sample-tokens and --seq-length (longest prompt + new tokens) and its micro-batch.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;

@@ -125,8 +125,8 @@ static void gpu_names_print(void) {
         stdout);
 }
 
-// Returns the row that the text of --plan-gpu ("2x 4090") names, of alike rows the slowest; NULL: the text is empty.
-// Ends the program where the text names no known GPU, several that differ, or a GPU without bf16.
+// Returns the row that the text of --plan-gpu ("2x 4090") names, of alike rows the row with the slowest memory; NULL:
+// the text is empty. Ends the program where it names no known GPU, several that differ, or a GPU without bf16.
 static const struct gpu_peak *gpu_asked(const char *text) {
     const struct gpu_peak *found[GPU_PEAKS] = {NULL};
     char name[GPU_NAME_MAX], list[1024] = "";

@@ -43,7 +43,7 @@ static void levels_list_here(char *text, size_t bytes) {
             text_add(text, bytes, "%s%s", *text ? ", " : "", levels[i].name);
 }
 
-// text (bytes) = the instruction sets that the level is compiled for, each after a space; "": what any CPU has.
+// text (bytes) = instruction sets that the level is compiled for, each after a space, cut to fit; "": what any CPU has.
 static void level_list_features(char *text, size_t bytes, const struct level *level) {
     text[0] = 0;
     for (const struct cpu_feature *f = level->features; f->name; f++)

@@ -59,7 +59,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 
 // ---- Into the model ----
 
-// Sets what this rank holds of t's elements [first, first + n). rounded: (2 LOAD_CHUNK), scratch. Waits for the device.
+// Sets what this rank holds of t's elements [first, first + n): gpt_set_parameters, and waits. rounded: (2 LOAD_CHUNK).
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -206,7 +206,7 @@ static const char *model_folder_architecture(enum architecture *a, const char *p
     huggingface_free(&h);
     return NULL;
 }
-// Loads what this rank holds of `tensors`, and refuses a folder of other tensors. Returns NULL, or what is wrong.
+// Loads what this rank holds of `tensors`; refuses other tensors and a differing tied head. Returns NULL, or an error.
 static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
                                       const struct huggingface_tensors *tensors, struct error_text *error) {
     const bool tied = loader->m->shape.tied;
@@ -455,7 +455,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Loads a checkpoint's moving averages into this rank's parameters; none is an error. Returns NULL, or what is wrong.
+// Loads a checkpoint's averages as this rank's parameters and masters; none is an error. Returns NULL, or an error.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;

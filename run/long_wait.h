@@ -42,7 +42,7 @@ static void *long_wait_main(void *argument) {
     return NULL;
 }
 // Returns a new watch, for long_wait_close; NULL, which all functions take: no memory or no thread, and no watch.
-// say_it: called by the watch's thread once for each wait of more than `seconds`; may call none of these functions.
+// say_it: called with `seconds` once in each longer wait, by the watch's thread; may call none of these functions.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;

@@ -172,7 +172,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 
 // ---- files ----
 
-// Creates the file `name`, which must be new, and opens it as m->out, for merge_out_end. Returns NULL, or an error.
+// Creates the file `name` in the new folder, which lacks it, as m->out, for merge_out_end. Returns NULL, or an error.
 static inline const char *merge_out_begin(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
@@ -340,7 +340,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters of modules that the base lacks, and listed modules without an adapter. Returns NULL, or an error.
+// Refuses adapters of no weight, listed modules without one, and no tensors; sets m->used. Returns NULL, or an error.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {

@@ -187,16 +187,16 @@ static struct fit_limits limits_of_choice(struct run *r) {
         limits.both -= limits.both / FIT_VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto by what fits, as r->chosen, or by none where the run does not train. Ends the
-// program where nothing fits. Every rank calls this.
+// Replaces --recompute-granularity auto and what it chooses beside, in r->own, by what fits (r->chosen), or by none
+// where the run does not train. Ends the program where nothing fits. Every rank calls this.
 static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
     else
         r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
-// Lets chunks of logits grow into the memory that the plan leaves free; ranks agree on the smallest. The choice is kept
-// in the options: sums over chunks of other sizes round otherwise. Every rank calls this.
+// Lets a training run's chunks of logits grow into memory that the plan leaves free, equally on all ranks, and sets
+// r->chunk_grew. The size is kept in r->own: sums over chunks of other sizes round otherwise. Every rank calls this.
 static void choose_loss_chunk(struct run *r) {
     struct config *own = r->own;
     const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp, &r->dev);
@@ -290,8 +290,8 @@ static void allocate_model(struct run *r) {
         gpt_connect(r->model, &r->collectives);
 }
 
-// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known. Ends
-// the program where a token is needed and none is known, or it is outside the vocabulary.
+// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token, unless --eod-token gives
+// it; -1: none is known. Ends the program where a token is needed and none is known, or it is outside the vocabulary.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
                                  c->data.eod_mask_loss};
@@ -406,7 +406,7 @@ static void find_peak(struct run *r) {
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
-// Closes and frees what the run has opened, but for its tasks, log and watch. A save in progress is waited for.
+// Closes and frees what the run has opened, but for its tasks, log and watch. r->model is planned. Waits for a save.
 static void close_run(struct run *r) {
     saver_close(&r->saver);
     dataloader_close(r->train);

@@ -152,8 +152,8 @@ static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b
     return length[0] == length[1] && (length[0] == 0 || memcmp(text[0], text[1], (size_t)length[0]) == 0);
 }
 
-// Prints a note on `out`, on rank 0, where over 1 % of tokens have another text beside the data than in --init-from.
-// Nothing where one has no texts, or both a tokenizer.json (check_tokenizers). Users give a few spare tokens a meaning.
+// Prints a note on `out`, on rank 0, where over 1 % of tokens (users reuse a few spare ones) have another text beside
+// the first shard than in --init-from. Nothing where one has no texts, or both a tokenizer.json (check_tokenizers).
 static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct config *c = r->config;
     const struct dataloader *loader = r->train ? r->train : r->val;
