@@ -21,7 +21,7 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// Returns the predicted time of a step of a model, recorded or placed; zeros where it does not train. Flops are not 0.
+// Returns the predicted time of a step of a recorded or placed model; zeros without training. rates->flops: not 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // Returns the rates of the device or --plan-gpu's: by data sheet, else measured in at most `room` bytes, freed again,
@@ -64,7 +64,7 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures and returns the bytes a second between device and host, of the slower direction, in `room` bytes of both.
+// Measures and returns bytes a second between device and host, of the slower direction, in at most `room` of both.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -174,7 +174,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Plays phases [first, end), all of a micro-step, and returns the seconds until their copies end. *compute_s: without.
+// Plays phases [first, end), all of a micro-step; returns their seconds, copies included. *compute_s: without copies.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);

@@ -21,8 +21,8 @@ static inline void *folder_check_run(void *argument) {
     return NULL;
 }
 
-// Begins to check the folder at `path` (NULL, empty or no folder: nothing), for folder_check_end; *check and `path`
-// stay until then. optimizer: also the files of optimizer and trainer. Ends the program where no thread can be started.
+// Begins to check the folder at `path` (NULL, empty or no folder: nothing), for folder_check_end, until which *check
+// and `path` must stay. optimizer: also files of optimizer and trainer. Ends the program where no thread can start.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;

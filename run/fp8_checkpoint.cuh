@@ -76,7 +76,7 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Whether an open file has scales or history of linear layers (first: FP8_TENSOR_SCALE) or of attention
+// Whether an open file has the scales or the history of linear layers (first: FP8_TENSOR_SCALE) or of attention
 // (FP8_TENSOR_ATTENTION_SCALE); attention's count only for as many tensors as this run's.
 static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const struct safetensors *file) {
     for (int t = (int)first; t < (int)first + 2; t++) {

@@ -5,7 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether one of comma-separated shell patterns matches; sets used[i] if pattern i does. 256 bytes end the program.
+// Whether a comma-separated shell pattern matches; sets used[i] if pattern i does. One of 256 bytes ends the program.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
@@ -47,8 +47,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), false so far, tensors whose Hugging Face names --freeze
-// matches, and biases. Ends the program if a pattern matches none, or part of a parameter, or all is frozen.
+// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), all false, tensors of Hugging Face names that --freeze
+// matches, and their biases. Ends the program if a pattern matches none, or part of a parameter, or all is frozen.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));

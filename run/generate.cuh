@@ -103,7 +103,7 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
 }
 
 // Fits c's --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too
-// many tokens end the program where positions are learned; with RoPE a warning says that training had fewer positions.
+// many tokens end the program where positions are learned; else a warning says that training had fewer positions.
 static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
     const int positions = c->model.max_position_embeddings, left = positions - longest;
     if (c->evaluation.sample_tokens <= left)

@@ -197,7 +197,7 @@ static inline const char *merge_out_end(struct merge *m, const char *problem, st
            : written && closed ? NULL
                                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
 }
-// Copies the base's file `name`, if there, into the new folder; refuses links elsewhere. Returns NULL, or an error.
+// Copies the base's `name`, if any, to the new folder; refuses links elsewhere, over 1 GiB. Returns NULL, or an error.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];

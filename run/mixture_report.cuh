@@ -60,7 +60,7 @@ static void report_epochs_trained(struct run *r) {
         log_event(&r->log, "epochs trained: %s", text);
 }
 
-// text = " (web 3.1234, code 2.9876)", the last loss of each set of r->val; "": of one set, or too long for a line.
+// text = " (web 3.1234, code 2.9876)", the last losses of r->val's sets; "": of one set, or longer than 100 characters.
 static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
     enum { ROOM = 100 };
     const struct mixture *mixture = &r->val->mixture;

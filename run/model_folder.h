@@ -106,7 +106,7 @@ static inline const char *adapter_folder_open(struct model_folder *folder, const
 }
 
 // digest = a hash of the names, types and shapes of a model's tensors and of each one's first bytes, which tells models
-// of a shape apart; the division into files changes it. Returns NULL, or what is wrong.
+// of a shape apart; the division into files changes it. Returns NULL, or what is wrong: digest then says nothing.
 static inline const char *model_folder_digest(char digest[HASH128_DIGITS + 1], const char *path,
                                               struct error_text *error) {
     enum { FIRST_BYTES = 4096 };

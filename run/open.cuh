@@ -230,7 +230,7 @@ static void create_model(struct run *r) {
     if (r->rates.flops > 0)
         predict_step(r);
 }
-// Writes r->model's plan to the files of --plan-json and --plan-picture, if given. Ends the program where it can't.
+// Writes r->model's plan to the files of --plan-json and --plan-picture, if given, on every rank, or ends the program.
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
     budgets_of(r, false, budget);
@@ -246,8 +246,8 @@ static void choose_plan(struct run *r) {
     choose_loss_chunk(r);
     create_model(r);
 }
-// Chooses attention's backend and plans r->model, allocating none, after open_device; writes --plan-json and
-// --plan-picture. Ends the program where --plan exceeds the budgets. Every rank calls this.
+// Chooses attention's backend, open options (in r->own) and r->model's plan, allocating none, after open_device; writes
+// --plan-json and --plan-picture. Ends the program where --plan exceeds the budgets. Every rank calls this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -318,9 +318,9 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it, and allocates r->document_starts.
-// Ends the program where nothing tells them apart; beside finetuning shards such data count as one document a sample.
-// The vocabulary is open. Every rank calls this.
+// Separates the documents of the opened data, where options or the data ask for it, then allocates r->document_starts.
+// Ends the program where nothing tells them apart (beside finetuning shards each sample is a document), or only
+// validation has finetuning shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
