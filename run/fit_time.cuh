@@ -25,7 +25,7 @@ struct fit_time {
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // Returns the rates of the device or --plan-gpu's: by data sheet, else measured in at most `room` bytes, freed again,
-// or, with --plan, guessed. flops 0: --plan-gpu's sheet has none of this precision, which with auto ends the program.
+// or, with --plan, an H100's, or a CPU's, guessed. flops 0: a sheet without this precision; with auto the program ends.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----

@@ -74,7 +74,7 @@ static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu)
     return text;
 }
 
-// found = in order, rows that a text without a count may mean, or the first whose name it has whole. Returns how many.
+// found = rows, in order, that a text without a count may mean; only the first named whole, if any. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;
