@@ -1,4 +1,4 @@
-// MPI's start and end. Without HAVE_MPI, mpi_open returns an error that says so. One thread at a time may call.
+// MPI's start and end. Without HAVE_MPI, mpi_open and mpi_broadcast return an error. One thread at a time may call.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -6,14 +6,14 @@
 #include "runtime/machine/error_text.h" // struct error_text
 
 __BEGIN_DECLS
-// Starts MPI, before any other call. *rank, *ranks: as by mpirun, else 0 of 1. Returns NULL or the problem.
+// Starts MPI, before any call but mpi_describe. *rank, *ranks: as by mpirun, else 0 of 1. Returns NULL or the problem.
 const char *mpi_open(int *rank, int *ranks, struct error_text *error);
 // data (bytes) = rank 0's data; every rank calls it. bytes must fit an int. Returns NULL or the problem.
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);
 // Ends MPI, which mpi_open began; returns when all ranks have called it.
 void mpi_close(void);
-// Formats the meaning of a call's error code into `error` and returns the text.
+// Formats `call`, the name of MPI's function that returned `code`, and what the code means into `error`; returns the text.
 const char *mpi_error(int code, const char *call, struct error_text *error);
-// text = the library, and the version of MPI's standard, for --version; "" where the build has no MPI.
+// text (bytes) = the library and the version of MPI's standard, cut where too long; "" where the build has no MPI.
 void mpi_describe(char *text, size_t bytes);
 __END_DECLS

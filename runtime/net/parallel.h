@@ -1,6 +1,6 @@
-// The ranks of a job, one process per GPU or socket: their connections, and agreement between them. There are two kinds
-// of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks that are lost or
-// late. Data (exchange.h): the host's collectives, opened where the device's library has none.
+// The ranks of a job, one process per GPU or socket. Control connections (control.h): small exchanges of all ranks, and
+// the watch for lost or late ones. Data connections (exchange.h): the host's collectives, if the device's library has
+// none. Where opening fails, the caller ends the process. `what`: an exchange's name in messages, equal on all ranks.
 #pragma once
 #include "runtime/net/control.h"     // struct control
 #include "runtime/net/exchange.h"    // struct exchange
@@ -15,24 +15,24 @@ struct parallel {
 };
 
 __BEGIN_DECLS
-// Finds this process's rank and opens the control connections of several ranks, each of which calls it. secret_file: as
-// in launch_read_secret. timeout_s: as in control_open. Returns NULL, or what is wrong, in `error`.
+// Sets *p: finds this process's rank and, of several, reads the secret and opens p->control; all ranks call it. Returns
+// NULL or the problem. rendezvous, secret_file, timeout_s: as in launch_find, launch_read_secret, control_open.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens the data connections of several ranks and starts p->work; each rank calls it. Returns NULL or the problem.
+// Opens the data connections of several ranks and starts p->work; each rank calls it. Returns NULL, or the problem, as
+// EXCHANGE_MPI where p->launch.kind is not LAUNCH_MPI.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
-// Runs the work that waits, closes all connections and ends MPI; returns when all ranks have called it.
+// Runs the work that waits, closes what was opened, and ends MPI; every rank calls it, once, and waits for the others.
 void parallel_close(struct parallel *p);
 
-// Returns the largest `value` of any rank; every rank calls it. what: for messages. p NULL: returns `value`.
+// Returns the largest `value` of any rank; every rank calls it, within timeout_s. p NULL: returns `value`.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits, without a timeout, until all ranks have called it: one may write a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
-// Gives rank 0's *bytes of text to all; every rank calls it, p not NULL. Returns a copy that ends with a 0 byte, which
-// the caller frees; sets *bytes on other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job.
-// what: the text's name in messages. patient: without a timeout.
+// Returns, on each rank, a copy of rank 0's *bytes of text, ended with a 0 byte, for the caller to free. Sets *bytes on
+// other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. p: not NULL. patient: no timeout.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
-// Ends the job, printing both, where a line of a rank's text is not rank 0's. Every rank calls it. p NULL: no effect.
+// Ends the job, with the two, where a line of `text` is not rank 0's. All ranks call it. what: plural. p NULL: ignored.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

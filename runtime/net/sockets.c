@@ -180,7 +180,7 @@ static int socket_connect_to(const struct addrinfo *to, double until_s) {
     return -1;
 }
 
-// Tries each address that the name has, once. Returns the socket; -1 with a text in `error`.
+// Tries a name's addresses, each once for ATTEMPT_S, until one connects. Returns its socket; -1 with a text in `error`.
 static int socket_connect_once(const char *host, int port, double until_s, struct error_text *error) {
     char service[16];
     struct addrinfo hints, *found = NULL;

@@ -1,6 +1,5 @@
-// TCP with deadlines: listening, connecting with retries, sending and receiving whole buffers. Every socket is
-// non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of deadline_clock_s. No function
-// here ends the process, and no write to a closed connection raises SIGPIPE. The caller closes sockets by close().
+// TCP with deadlines, `until_s`, by deadline_clock_s. Every socket is non-blocking, closed on exec, and sends at once
+// (TCP_NODELAY). Nothing here ends the process or raises SIGPIPE. The caller closes sockets by close().
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -20,42 +19,43 @@ struct sockaddr_storage;
 // The address at which a process listens, in bytes that can be sent to others.
 struct socket_address {
     char host[SOCKET_HOST]; // a name, or an address in digits
-    // Addresses of the host's interfaces, for a host that can't resolve the name; "" ends them.
+    // Addresses of the host's interfaces, for a host that can't resolve the name; where they are fewer, "" ends them.
     char interfaces[SOCKET_INTERFACES][SOCKET_ADDRESS_TEXT];
     int32_t port;
 };
 
-// Says what a greeting finds at the other end, since a numeric address may mean another host here.
+// Says what a greeting finds at the other end. A stranger is no error: a numeric address may mean another host here.
 enum socket_answer { SOCKET_FRIEND, SOCKET_STRANGER, SOCKET_REFUSAL /* that a retry would not change */ };
 typedef enum socket_answer socket_greeting(int socket, void *context, double until_s, struct error_text *error);
 
 __BEGIN_DECLS
-// host = this host's name, cut to SOCKET_HOST.
+// host = this host's name, cut to SOCKET_HOST; "localhost" where the name can't be found.
 void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
 // Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, before that 1 to 10^9.
 int socket_poll_ms(double until_s);
-// Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
+// Waits until a socket can be read (POLLIN) or written (POLLOUT) or has failed; false with errno (ETIMEDOUT: until_s).
 bool socket_wait_ready(int socket, short events, double until_s);
 
-// Opens a listening socket; -1 with errno. numeric: address in digits; NULL: all of this host. port 0: any free port.
+// Opens a listening socket; -1 with errno. numeric: address in digits (a name: EADDRNOTAVAIL); NULL: all. port 0: any.
 int socket_listen(const char *numeric, int port);
 // Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);
-// Returns the socket of an arrived connection; -1 with errno: there is none. *from (NULL: not wanted) = its other end.
+// Returns an arrived connection's socket, at once; -1 with errno (EAGAIN: none). *from (NULL: not wanted) = other end.
 int socket_accept(int listener, struct sockaddr_storage *from);
 // *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port
 // (0 for listener -1).
 void socket_address_own(struct socket_address *address, int listener);
 // Ends the texts of an address with 0 bytes, which another process may have sent without them.
 void socket_address_terminate(struct socket_address *address);
-// Returns a socket connected to whichever name or address answers; -1 and a text after the deadline or a refusal. All
-// are tried in turn, repeatedly, since the listener may start later. `greeting` (NULL: none) checks who answered.
+// Returns a socket connected to the first name or address at which `greeting`, given `context`, finds a friend (NULL:
+// that answers); -1 with a text at a refusal or the deadline, which the look-up of a name may overrun. All are tried in
+// turn, repeatedly, since the listener may start later.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
 
-// Sends all bytes; false with errno where that fails, or is not done by until_s (ETIMEDOUT).
+// Sends all bytes; false with errno, maybe after a part, where sending fails or would wait after until_s (ETIMEDOUT).
 bool socket_send_all(int socket, const void *data, size_t bytes, double until_s);
-// Receives all bytes; false with errno: ETIMEDOUT after until_s, ECONNRESET where the other end has closed.
+// Receives all bytes; false with errno, as ECONNRESET where the other end has closed, ETIMEDOUT as in socket_send_all.
 bool socket_receive_all(int socket, void *data, size_t bytes, double until_s);
 __END_DECLS

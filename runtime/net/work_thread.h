@@ -15,12 +15,12 @@ __BEGIN_DECLS
 // Starts a thread, which work_thread_stop ends; ends the process where it can't. `control` (NULL: none) is told when
 // each job begins and is done, as a collective. The thread blocks all signals: the training thread receives them.
 struct work_thread *work_thread_start(struct control *control);
-// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait, more than a
-// step has collectives. More than WORK_ARGUMENT_BYTES of arguments end the process. name: for messages, copied.
+// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait or run, more
+// than a step has collectives. More than WORK_ARGUMENT_BYTES of arguments end the process. name: for messages, copied.
 uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes, const char *name);
 // Waits until the ticket's job and all before it are done; ticket 0: returns at once.
 void work_thread_wait(struct work_thread *w, uint64_t ticket);
-// *busy_s = the seconds that jobs ran so far; *waited_s = the seconds that work_thread_wait blocked.
+// *busy_s = the seconds that finished jobs took since the start; *waited_s = the seconds that work_thread_wait blocked.
 void work_thread_times(struct work_thread *w, double *busy_s, double *waited_s);
 // Runs the jobs that were added, ends the thread and frees w.
 void work_thread_stop(struct work_thread *w);
