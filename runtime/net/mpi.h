@@ -12,7 +12,7 @@ const char *mpi_open(int *rank, int *ranks, struct error_text *error);
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);
 // Ends MPI, which mpi_open began; returns when all ranks have called it.
 void mpi_close(void);
-// Formats `call`, the name of MPI's function that returned `code`, and what the code means into `error`; returns the text.
+// Formats `call`, MPI's function that returned `code`, and what the code means into `error`; returns the text.
 const char *mpi_error(int code, const char *call, struct error_text *error);
 // text (bytes) = the library and the version of MPI's standard, cut where too long; "" where the build has no MPI.
 void mpi_describe(char *text, size_t bytes);

@@ -81,7 +81,7 @@ static void report_failure(struct event_file *events, int error) {
                     strerror(error));
     events->failed = true;
 }
-// Reports the first `error`, an errno, and cuts an incomplete record off, which would hide all records after it.
+// Reports `error`, an errno, if the first, and cuts an incomplete record off, which would hide all records after it.
 static void record_failed(struct event_file *events, int error) {
     if (ftruncate(events->file, (off_t)events->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -112,7 +112,7 @@ static void write_record(struct event_file *events) {
 
 // ---- events ----
 
-// Begins events->event: Event {1 wall_time, 2 step}.
+// Begins events->event, Event {1 wall_time, 2 step}, and empties events->summary.
 static void event_begin(struct event_file *events, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -181,7 +181,7 @@ static const struct {
     {"batch", "progress/batch", false},
 };
 
-// Adds a value, and what is in it, to the summary. path: the names that lead to it, with slashes.
+// Adds a value's numbers and strings, inner ones too, and null if event_tags says so. path: names that lead there, a/b.
 static void add_member(struct event_file *events, const char *path, const json_t *value) {
     enum { PATH = 512 };
     static const char *const shares[] = {"saturated", "flushed"}; // the only arrays of log.jsonl are FP8's
@@ -228,7 +228,7 @@ void event_file_add(struct event_file *events, const char *line, size_t bytes) {
 // ---- the file ----
 
 #define EVENT_FILE_PREFIX "events.out.tfevents."
-// Returns the seconds in a new file's name: now, or later than the folder's files', which TensorBoard reads by name.
+// Returns the seconds in a new file's name: now or, as TensorBoard reads by name, after the folder's of the next 24 h.
 static long long seconds_of_name(const char *folder) {
     long long seconds = (long long)time(NULL), there;
     DIR *const opened = opendir(folder);

@@ -1,6 +1,5 @@
-// Event files, which TensorBoard reads: what the lines of log.jsonl hold, as scalars and texts. A file is a sequence of
-// TFRecords (tensorflow/core/lib/io/record_writer.h), each a protocol buffer `Event`
-// (tensorboard/compat/proto/event.proto), written here by hand: neither needs a library.
+// Event files, which TensorBoard reads: log.jsonl as scalars and texts. A file holds TFRecords (record_writer.h of
+// tensorflow/core/lib/io), each an `Event` (tensorboard/compat/proto/event.proto). Neither needs a library.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // int64_t
@@ -9,12 +8,13 @@
 struct event_file;
 
 __BEGIN_DECLS
-// Makes a new file in a folder that exists, of a later name than any event file there; event_file_close frees what is
-// returned. TensorBoard drops what earlier files of the folder hold of steps after first_step. Ends the program, naming
-// --tensorboard-dir, where the file can't be made.
+// Makes a new file in a folder that exists, of a later name than event files there, except those a day or more ahead of
+// the clock; event_file_close frees the result. TensorBoard drops what earlier files have of steps after first_step.
+// Ends the program, naming --tensorboard-dir, where the file can't be made; where only writing fails, warns.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
-// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts. Tags are
-// paths, as fp8/qkv/input/saturated, or grouped, as loss/train. A failed write, reported once, loses its line.
+// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts, a null
+// loss or norm as NaN, nothing else. Ignores a line that is no object. Tags are paths, as fp8/qkv/input/saturated, or
+// grouped, as loss/train. A failed write, reported once, loses its line.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
 // Closes the file and frees `events`. Prints a warning if closing is the file's first failure. NULL: does nothing.
 void event_file_close(struct event_file *events);

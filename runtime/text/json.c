@@ -100,7 +100,7 @@ void json_none(struct json *json, const char *key) {
 }
 
 enum { JSON_NUMBER = 32 };
-// text = the shortest decimal that reads back as the same float; "null" for NaN and infinities.
+// text = the value in the fewest of 6 to 9 digits that read back as the same float; "null" for NaN and infinities.
 static void json_shortest_float(char text[JSON_NUMBER], float value) {
     strcpy(text, "null");
     if (isfinite(value))
@@ -110,14 +110,14 @@ static void json_shortest_float(char text[JSON_NUMBER], float value) {
                 break;
         }
 }
-// Writes the shortest decimal that reads back as the same float: 0.1f is 0.1. NaN and infinities become null.
+// Writes a short decimal that reads back as the same float: 0.1f is 0.1. NaN and infinities become null.
 void json_float(struct json *json, const char *key, float value) {
     char text[JSON_NUMBER];
     json_shortest_float(text, value);
     json_begin_value(json, key);
     fputs(text, json->out);
 }
-// text = the shortest decimal that reads back as the same double; "null" for NaN and infinities.
+// text = the value in the fewest of 15 to 17 digits that read back as the same double; "null" for NaN and infinities.
 static void json_shortest_double(char text[JSON_NUMBER], double value) {
     strcpy(text, "null");
     if (isfinite(value))
@@ -134,7 +134,7 @@ void json_double(struct json *json, const char *key, double value) {
     fputs(text, json->out);
 }
 
-// Writes the text of a number, with ".0" after a whole one.
+// Writes a member whose value is a number's text, with ".0" after a whole one, but not after null or an exponent.
 static void json_with_point(struct json *json, const char *key, const char *text) {
     json_begin_value(json, key);
     fputs(text, json->out);
@@ -146,7 +146,7 @@ void json_decimal(struct json *json, const char *key, float value) {
     json_shortest_float(text, value);
     json_with_point(json, key, text);
 }
-// Writes a number as json_double does, but whole ones with a decimal point.
+// Writes a number as json_double does, with ".0" where json_decimal adds that.
 void json_decimal_double(struct json *json, const char *key, double value) {
     char text[JSON_NUMBER];
     json_shortest_double(text, value);

@@ -29,10 +29,10 @@ void json_int(struct json *json, const char *key, int64_t value);
 void json_uint(struct json *json, const char *key, uint64_t value);
 void json_bool(struct json *json, const char *key, bool value);
 void json_none(struct json *json, const char *key); // null (json_null is jansson's)
-// Writes the shortest decimal that reads back as the same number: 0.1f is 0.1. NaN and infinities become null.
+// Writes a short decimal that reads back as the same double (json_float: the same float). NaN and infinities: null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// Writes a number as json_float does, but a whole one as 1.0, for readers that tell reals from integers.
+// Writes as json_float does, but a whole number without exponent as 1.0, for readers that tell reals from integers.
 void json_decimal(struct json *json, const char *key, float value);
 void json_decimal_double(struct json *json, const char *key, double value);
 
