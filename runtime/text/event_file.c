@@ -181,7 +181,7 @@ static const struct {
     {"batch", "progress/batch", false},
 };
 
-// Adds a value's numbers and strings, inner ones too, and null if event_tags says so. path: names that lead there, a/b.
+// Adds numbers and strings in a value, and null if event_tags says so, to the summary. path: names to the value, a/b.
 static void add_member(struct event_file *events, const char *path, const json_t *value) {
     enum { PATH = 512 };
     static const char *const shares[] = {"saturated", "flushed"}; // the only arrays of log.jsonl are FP8's

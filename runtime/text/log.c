@@ -37,7 +37,7 @@ const char *log_bytes(char text[LOG_NUMBER], int64_t bytes) {
     snprintf(text, LOG_NUMBER, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
     return text;
 }
-// text = a number with four significant digits, or a whole one from 1000 on; returns text.
+// text = a number with up to four significant digits, or a whole one from 1000 on; returns text.
 const char *log_digits(char text[LOG_NUMBER], double value) {
     snprintf(text, LOG_NUMBER, value >= 1000 ? "%.0f" : "%.4g", value);
     return text;
@@ -82,8 +82,8 @@ static bool log_is_after(const char *line, int64_t last) {
     long long step = 0;
     return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
 }
-// Returns the offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the
-// later objects again. A complete line that is no such object, as a note of the user's or a damaged line, stays.
+// Returns the length of an earlier log.jsonl before the first line that is cut short or of a step after `last`: a
+// resumed run writes those again. Other lines before, as a note of the user's or a damaged line, stay. 0: no file.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -101,7 +101,7 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Keeps an earlier run's log as PATH.old: it may be all that tells of that run, and a repeated command would remove it.
+// Tries to rename a log that is not empty to PATH.old, replacing that: it may be all that tells of an earlier run.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;
@@ -146,7 +146,7 @@ void log_open_events(struct log *log, const char *folder, int64_t first_step) {
     log->events = event_file_open(folder, first_step);
 }
 
-// Reports a failure once and cuts an incomplete line off. Later lines are still tried: the disk may have room by then.
+// Reports a failure, an errno, once and cuts an incomplete line off. Later lines are still tried: room may come.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -373,7 +373,7 @@ void log_event(struct log *log, const char *format, ...) {
     va_end(arguments);
 }
 
-// Ends the progress line, closes log.jsonl and frees what the log owns.
+// Ends the progress line, closes log.jsonl and the event file, and frees what the log owns.
 void log_close(struct log *log) {
     log_end_line(log);
     event_file_close(log->events);

@@ -1,7 +1,6 @@
 // A run's output: rows of the start-up report, the progress line, and log.jsonl with an object for each step. In a
 // terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
-// ranks have no terminal, it is a plain line every so many steps. log.jsonl has every step in both cases. A disk that
-// fills up during the run is reported once and does not stop it.
+// ranks have no terminal, it is a plain line every so many steps. A full disk is reported once and stops nothing.
 #pragma once
 #include "runtime/text/json.h" // struct json
 #include <limits.h>            // PATH_MAX
@@ -69,23 +68,24 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Creates a folder, and the folders above it that are missing; ends the program, naming the option, where it can't.
+// Creates a folder and those above it where missing; ends the program, naming `option` (without dashes), if it can't.
 void log_make_folder(const char *option, const char *path);
-// Opens FOLDER/log.jsonl, making the folder; nothing without has_file, as on ranks but the first. Objects of steps
-// after first_step are removed from the file; first_step 0 renames it to log.jsonl.old and begins a new one. every:
-// steps between progress lines that are not drawn in place; plain: none is. What can't be made ends the program.
+// Sets *log and, with has_file (on the first rank), opens FOLDER/log.jsonl, making the folder. The file is cut at its
+// first object of a step after first_step; first_step 0 renames it to log.jsonl.old and begins a new one. total_steps:
+// the last step, for the ETA. every: steps between progress lines that are not drawn in place, as none is if `plain` or
+// without has_file. What can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
-// Begins an event file in a folder, "": none, which gets what log.jsonl gets from then on, where the log has that file.
+// Begins an event file (event_file_open) for what log.jsonl then gets, making its folder. "", or no log.jsonl: nothing.
 void log_open_events(struct log *log, const char *folder, int64_t first_step);
-// Logs a finished step: its object in log.jsonl, its progress line.
+// Logs a finished step: its object in log.jsonl, if there is that file, and its progress line, if drawn or due.
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation, after the step's object, as an object with the step and the loss. Without log.jsonl does nothing.
 void log_val_loss(struct log *log, int64_t step, double loss);
 // Logs {"step": step, key: {...}}; `write`, given `context`, writes the inner members. Without log.jsonl does nothing.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
-// Ends the progress line and prints a line, whose newline it adds, on stdout: a validation, a sample.
+// Ends the progress line and prints a line, whose newline it adds, on stdout but in no file: a validation, a sample.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Ends the progress line; to be called before something else is printed.
 void log_end_line(struct log *log);

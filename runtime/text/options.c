@@ -27,7 +27,7 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Returns a word's edit distance from a name, but 1 for a substring of the name (--layers for --num-layers).
+// Returns a word's edit distance from a name; 1 where the name has the word, of 3 letters or more (layers: num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
@@ -122,7 +122,7 @@ struct option_word {
     bool negated;      // --no-NAME
 };
 
-// Takes a word that begins with two dashes apart; ends the program where it names no option or several.
+// Takes apart a word that begins with two dashes; no option of that name, several, or --no-NAME=VALUE end the program.
 static struct option_word option_word_read(const struct options *options, const char *word) {
     struct option_word result = {-1, NULL, false};
     char name[OPTION_NAME], hint[OPTION_TEXT];
@@ -203,7 +203,7 @@ static const char *option_join(char **words, int count) {
     return text;
 }
 
-// Sets an option to its value on the command line, as the user gave it; warns of a second one where only one counts.
+// Sets *given and an option, by a value or a word of options->values (maybe refused); OPTION_ONCE: warns of two values.
 static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
                         const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];

@@ -1,8 +1,7 @@
 // Long GNU options from a table: a row is an option and says where in a struct its value goes.
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 // A flag is a bool, or an enum whose first two names are false and true: --plan is true, --plan=full its third name.
-// The syntax is GNU's, without getopt or argp: these can't suggest the nearest option, sort the help alphabetically and
-// break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
+// Not by getopt or argp: argp sorts the help, and neither suggests an option. A user's mistake ends the program: fail().
 #pragma once
 #include "runtime/text/json.h" // struct json
 #include <stdbool.h>           // bool
@@ -77,17 +76,17 @@ __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 
 void options_set_defaults(const struct options *options, void *values);
-// Reads the command line into `values`; other options' fields stay. given[row], false before, becomes true for each
-// option on it; of one given twice the last wins. Strings point into argv, but for joined names of OPTION_FILES. --help
-// and --version print and end the program, as a wrong option does (exit status 2).
+// Reads argv[1] on into `values`; other options' fields stay. given[row], false before, becomes true for options there.
+// Of one given twice the last wins, but a list gets both. Strings point into argv or options->values, or are joined
+// names of OPTION_FILES, never freed. --help, --version or an answer of list_values ends the program with status 0.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts (a preset; NULL after the last), except options with given[row]. The texts must
-// outlive the values. An unknown name or a wrong value ends the program.
+// Sets options, except those with given[row], from a preset: texts "name=value", each with its =, NULL after the last.
+// The texts must outlive the values. `given` stays. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 // Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
 // maybe with dashes before it, in their names or, where none has, in their texts. Ends the program where none are.
 void options_help(const struct options *options, const char *topic, FILE *out);
-// text = what to write in the place of an unknown name: the option that a synonym means, or the nearest. Returns text.
+// text = a hint for an unknown name: the option that a synonym means, or the nearest; for help, its place. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
 // Returns the row of options->values for a word of another program for this option's value; NULL: there is none.
 const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
@@ -97,8 +96,8 @@ void options_write_json(const struct options *options, const void *values, struc
 
 // ---- one option ----
 
-// Returns the index of the row named `word`, else of the only one that begins so; -1: none. Several end the program.
-// flags: looks only at flags, for --no-NAME.
+// Returns the index of the row named `word` (- or _), else of the only one that begins so; -1: none. Several end the
+// program. flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
 // Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
 bool option_is_flag(const struct option_row *row);
@@ -108,15 +107,16 @@ bool option_names_value(const struct option_row *row, const char *word);
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
 // Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"): the field then
-// stays. A string is not copied. A list, NULL before its first element, moves to new memory; the former is freed.
+// stays. A string is not copied. A list gets one more element, in new memory, and the former is freed; of a NULL list,
+// as before its default is set, the text "" makes an empty one.
 const char *option_read(const struct option_row *row, void *field, const char *text);
-// Sets the option from a text, or ends the program with what is expected.
+// Reads a text into the option's field, as option_read does, or ends the program with what is expected.
 void option_set(const struct option_row *row, void *values, const char *text);
 // text = what the user should have written, in words: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
-// Writes the option as a member of the open object, by the JSON type of its kind; a seed of 2^63 or more as a string.
+// Writes an option as a member: a number, a flag's true or false, else text, as a seed from 2^63 on is. Group: nothing.
 void option_write_json(const struct option_row *row, const void *values, struct json *json);
-// Returns the value as a user would write it, so that it reads back as the same value: in `text`, or the string itself.
+// Returns the value as a user would write it, which reads back as equal: in `text`, or the string or list itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----
