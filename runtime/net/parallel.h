@@ -19,13 +19,12 @@ __BEGIN_DECLS
 // NULL or the problem. rendezvous, secret_file, timeout_s: as in launch_find, launch_read_secret, control_open.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens the data connections of several ranks and starts p->work; each rank calls it. Returns NULL, or the problem, as
-// EXCHANGE_MPI where p->launch.kind is not LAUNCH_MPI.
+// Opens several ranks' data connections, MPI's only for LAUNCH_MPI, and p->work; all call it. Returns NULL or why not.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Runs the work that waits, closes what was opened, and ends MPI; every rank calls it, once, and waits for the others.
 void parallel_close(struct parallel *p);
 
-// Returns the largest `value` of any rank; every rank calls it, within timeout_s. p NULL: returns `value`.
+// Returns the largest `value` of any rank; all ranks call it, within parallel_open's timeout. p NULL: returns `value`.
 int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits, without a timeout, until all ranks have called it: one may write a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
@@ -33,6 +32,7 @@ enum { PARALLEL_MAX_TEXT = 64 << 20 };
 // Returns, on each rank, a copy of rank 0's *bytes of text, ended with a 0 byte, for the caller to free. Sets *bytes on
 // other ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. p: not NULL. patient: no timeout.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
-// Ends the job, with the two, where a line of `text` is not rank 0's. All ranks call it. what: plural. p NULL: ignored.
+// Ends the job, printing both, where a line of a rank's text is not rank 0's; else returns when all have compared. All
+// ranks call it. what: a plural, for the message. p NULL: no effect.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

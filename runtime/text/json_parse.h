@@ -25,7 +25,7 @@ struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
 // Parses any value: *root is the caller's, NULL after an error. Refused are duplicate keys, bytes after the value,
-// bad UTF-8, integers beyond 64 bits, over 64 levels or 2^22 commas and [ and {; json_check_string refuses \u0000.
+// malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values; json_check_string refuses \u0000.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
 // Parses an object; any other value, and what json_parse refuses, is an error: *root, the caller's, is then NULL.

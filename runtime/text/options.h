@@ -1,7 +1,7 @@
 // Long GNU options from a table: a row is an option and says where in a struct its value goes.
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 // A flag is a bool, or an enum whose first two names are false and true: --plan is true, --plan=full its third name.
-// Not by getopt or argp: argp sorts the help, and neither suggests an option. A user's mistake ends the program: fail().
+// Not by getopt or argp: argp sorts the help, neither suggests an option. A user's mistake ends the program: fail().
 #pragma once
 #include "runtime/text/json.h" // struct json
 #include <stdbool.h>           // bool
@@ -86,7 +86,7 @@ void options_fill(const struct options *options, void *values, const bool *given
 // Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
 // maybe with dashes before it, in their names or, where none has, in their texts. Ends the program where none are.
 void options_help(const struct options *options, const char *topic, FILE *out);
-// text = a hint for an unknown name: the option that a synonym means, or the nearest; for help, its place. Returns text.
+// text = a hint on an unknown name: the option that a synonym means, or the nearest; of help, its place. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
 // Returns the row of options->values for a word of another program for this option's value; NULL: there is none.
 const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
