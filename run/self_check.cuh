@@ -77,7 +77,7 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
 // Runs a stage of the check with all keys seen and, where the model hides some, with some hidden: its layers may be of
-// two kinds. reason (size bytes, empty before) = what is wrong. Raises *largest as check_attention does.
+// two kinds. reason (size bytes, empty before) = what is wrong; "": nothing. Raises *largest as check_attention does.
 static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
                              int multiprocessors, double *largest, struct device *dev) {
     const bool hides = check.hides_keys;
@@ -86,7 +86,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens GPU `gpu` in a child, for self_check_shut, and prints SELF_CHECK_OPEN. The child then ends when `parent` does.
+// Opens GPU `gpu` in a child, which ends when process `parent` does, sets *properties and prints SELF_CHECK_OPEN.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -128,7 +128,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the last line of text, and cuts off the newlines at the text's end.
+// Returns the last line of `text`, within it, and cuts off the newlines at its end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -142,7 +142,7 @@ static void self_check_clean(char *text) {
         if ((unsigned char)*at < ' ')
             *at = ' ';
 }
-// Copies the rest of the line that begins with `start` to text (size bytes). Returns whether there is such a line.
+// Copies the rest of the first line that begins with `start` to text (size bytes). False: none does, and text stays.
 static bool self_check_line(char *text, size_t size, const char *output, const char *start) {
     const char *at = strstr(output, start);
     while (at && at > output && at[-1] != '\n')
@@ -154,7 +154,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
     self_check_clean(text);
     return true;
 }
-// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS, which must be a number, or the default.
+// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS or the default. A bad value ends the program.
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
     char *end = NULL;
@@ -171,7 +171,7 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child without a verdict hung, or ended by a fault of its kernels: not by a signal sent, or by memory.
+// Whether a child that opened its GPU and gave no verdict hung or failed by its kernels: not by memory, nor a signal.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -183,7 +183,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes how a child that printed no verdict ended to text (size bytes). Cuts off the newlines at the end of `output`.
+// Writes to text (size bytes) how a child without a verdict ended. limit: its seconds. Cuts newlines off output's end.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
@@ -250,7 +250,7 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Names this program by its commit or, where that does not tell one build from another, by its file too.
+// Writes this program's name to text: its commit and, where the commit does not tell one build from another, its file.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
@@ -260,7 +260,7 @@ static void self_check_program(char *text, size_t size) {
         snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
                  (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
-// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): all that it may depend on, without the GPU's number.
+// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): the machine, and the request from its " backend=" on.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
     char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
     int of_driver = 0;
@@ -273,7 +273,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Sets r->self_check.known to rank 0's file of verdicts; a bad file ends the program. Every rank calls this.
+// Sets r->self_check.known to the text of rank 0's file ("": no file), or ends the program. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -297,7 +297,7 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-// Sets *verdict by the last line of `known` that has the key: kind, tab, text, tab, key. Returns whether there is one.
+// Sets *verdict by the last line of `known` that has the key: kind, tab, text, tab, key. False: none, *verdict stays.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
     static const char *const kinds[] = {"right", "wrong"};
     bool found = false;
@@ -322,7 +322,7 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
     }
     return found;
 }
-// Adds a verdict, RIGHT or WRONG, to *lines (NULL: none yet), which are allocated anew.
+// Adds a verdict, RIGHT or WRONG, to *lines (NULL: none yet), which are allocated anew, for the caller to free.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
@@ -346,7 +346,7 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Adds rank 0's new verdicts to the file in --out, whose folder exists, and what was refused to log.jsonl, which is
+// Adds rank 0's lasting new verdicts to the file in --out, whose folder exists, and all refusals to log.jsonl, which is
 // open. Warns where the file can't be written. Frees the lines of verdicts; no check may follow.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
@@ -372,7 +372,7 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank asks for the check of `backend`; false for fused, and without an open GPU. Every rank calls this.
+// Whether any rank wants its `backend`, unless fused, checked: by --self-check, on an open GPU. Every rank calls this.
 static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
@@ -422,9 +422,9 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.dropout = c->model.attention_dropout;
     return check;
 }
-// Shares this rank's verdict of `backend`; GPUs may differ, and backends with them. Returns a backend that some rank
-// found wrong; ATTENTION_AUTO: no rank did. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if this
-// rank found its backend right and another came to no verdict. Every rank calls this.
+// Shares this rank's verdict of `backend`; GPUs may differ, and backends with them. Returns the last backend that some
+// rank found wrong; ATTENTION_AUTO: none. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if it was
+// RIGHT and another rank came to no verdict. Ranks but 0 warn of verdicts that are not RIGHT. Every rank calls this.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
                                                enum attention_backend backend) {
     enum { RANKS = 1 << 24 };
@@ -447,8 +447,8 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless the verdict is known or no check wanted. Returns false where any rank found its
-// backend wrong; refused[the wrong one] then has the reason, which stays. Every rank calls this; backends may differ.
+// Checks a backend on this GPU, unless its verdict is known or no check is wanted. False: some rank's backend is wrong;
+// refused[that backend] = why, in r->self_check's memory. No verdict counts as right. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];

@@ -141,14 +141,14 @@ static int self_check_or_measure_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the backend whose work a child began last, by the text that it printed; ATTENTION_AUTO: none.
+// Returns the backend whose work a child began last, by its output; ATTENTION_AUTO: none, or work of no single backend.
 static enum attention_backend measure_last_at(const char *output) {
     int backend = ATTENTION_AUTO;
     for (const char *at = strstr(output, SELF_MEASURE_AT); at; at = strstr(at + 1, SELF_MEASURE_AT))
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. Returns whether there is one.
+// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. False: no line, kind is meaningless.
 static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
@@ -160,8 +160,8 @@ static bool measure_line(struct self_verdict *verdict, const char *output, int b
     verdict->kind = SELF_CHECK_WRONG;
     return self_check_line(verdict->text, sizeof verdict->text, output, start);
 }
-// Starts a child for the request. Sets verdicts[backend] of each candidate: RIGHT with its time, WRONG with the reason,
-// UNKNOWN where the child did not come to it. s->measured.missing = why nothing was measured; "": it was.
+// Runs a child for the request. Sets every verdicts[backend]: RIGHT with the time, WRONG with the reason, UNKNOWN where
+// the child did not come to it. s->measured.missing = how the child ended, if not well; "": all are measured.
 static void measure_ask(struct self_verdict *verdicts, struct self_check *s, const struct measure_request *m,
                         char *request) {
     enum { OUTPUT = 1 << 16 };
@@ -199,8 +199,8 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets verdicts[backend] of all candidates, from the known ones or by a child; zeroed before. Where one is known to be
-// wrong nothing is timed, so that it is refused first. Returns whether the verdicts are complete.
+// Sets verdicts[backend] of all candidates, zeroed before, from known ones or by a child; keeps new ones for the file.
+// Where one is known to be wrong nothing is timed, so that it is refused first. Returns whether all are known.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -226,14 +226,14 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
     return !*s->measured.missing;
 }
 
-// Returns a candidate's milliseconds on the slowest rank; 0: not known of all ranks. Every rank calls this.
+// Returns a backend's milliseconds on the slowest rank; 0: not known or not `complete` on some. Every rank calls this.
 static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
     const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
     const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
     const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
     return slowest == INT_MAX ? 0 : 1e-3 * slowest;
 }
-// Whether any rank has found a candidate wrong; refused[backend] then has the reason. Every rank calls this.
+// Whether any rank finds a backend wrong; refused[backend] then = the reason, in r->self_check. Every rank calls this.
 static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
                            const char **refused) {
     struct self_check *s = &r->self_check;
@@ -276,8 +276,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times what auto may take beside `rule`, its choice, and sets in `demands` the fastest and what is not to be taken;
-// NOTHING: *demands stays. REFUSED: a candidate was refused before any was timed. Every rank calls this.
+// Times `rule`, auto's choice, and what auto may take instead, and sets in `demands` the fastest and what is refused.
+// NOTHING: none was timed, *demands stays. REFUSED: one is refused before any is timed. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;

@@ -74,7 +74,7 @@ static void timed_close(struct timed_attention *a) {
         device_free(memory[i], bytes[i]);
 }
 
-// Returns the seconds of forward and backward of a backend, the mean of `launches`. Waits for the device.
+// Returns the seconds of one forward and backward of a backend, the mean of `launches`. Waits for the device.
 static double timed_launches(struct timed_attention *a, const struct attention_timing *timing,
                              enum attention_backend backend, int launches, struct device *dev) {
     struct attention_backward_options options;
@@ -98,9 +98,9 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates and sets timing->seconds, with as many sequences as fit into most_bytes and most_flops, to which
-// timing->shape is lowered; a single one beyond most_flops is shortened: else it may take half a minute. `begins` is
-// called before a backend's work is enqueued, so that a fault has a culprit.
+// Times the candidates and sets timing->seconds. Halves timing->shape's B until the operands fit into most_bytes, and B
+// and then T while a candidate would take longer than a sixth of a second. `begins` is called each time before a
+// backend's work is enqueued, so that a fault has a culprit. Frees all that it allocates.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };
