@@ -12,8 +12,8 @@ struct slow_steps {
     int silent_until; // the step before which nothing is said
 };
 
-// Records the time of a step. Returns the recorded times' median where this time is over three times as long, else 0.
-// Not reported are times below 200 ms, and more than one in a hundred steps. *s is zeroed before the first.
+// Records a step's time. Returns the median of the last 31 earlier steps of this `batch` where this time is over three
+// times as long; 0: not so, fewer than 15, below 200 ms, or one of 100 steps after a report. *s begins zeroed.
 static inline double slow_steps_record(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;

@@ -30,7 +30,7 @@ enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
-// Finds this process's rank and, except for a plan, connects the others, in *parallel and config->parallel; NULL: one
+// Sets config->rank and ->ranks and, except in a plan, connects the ranks, in *parallel and config->parallel; NULL: one
 // rank, or a plan. Only rank 0 keeps its stdout. Ends the program where it can't.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
@@ -114,7 +114,7 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over what the checkpoint's run began with, unless the command line names a beginning. Texts are never freed.
+// Takes over, not as given, what the checkpoint's run began with, unless a beginning is given. Texts are never freed.
 // Adapters' base is where they found it, also if the run that --init-from names has newer checkpoints than the base.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
@@ -186,7 +186,7 @@ static void start_check_histories(const struct config *config, const struct trai
              config->checkpoint, json_show(then).text);
 }
 
-// Ends the program where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
+// Ends the program where config->checkpoint, if any, has another precision or value of what a resumed run can't change.
 static void start_check(const struct config *config) {
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
@@ -211,8 +211,8 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Finds the checkpoint of --resume, sets config->checkpoint and takes over its options. Except for `auto` a missing or
-// damaged one ends the program. Only rank 0 verifies. Every rank calls this.
+// Finds the checkpoint of --resume, sets config->checkpoint and takes over its options. Ends the program where there is
+// none (with `auto`, *config stays) or each is damaged. Only rank 0 verifies. Every rank calls this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -302,7 +302,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets the options of a model. What the user gave must be equal, or the program ends, unless it may extend the model.
+// Sets a model's options, as given. Another value of the user ends the program, but stays where it may extend a model.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -346,7 +346,7 @@ static void start_from_model(struct config *config) {
     }
 }
 
-// Takes over, except what is given, the length of finetuning shards' rows, and that examples in a row are separate.
+// Takes over, except what is given, the rows' length of the first finetuning shard, and that examples are separate.
 static void start_take_rows(struct config *config) {
     const char *const patterns = config_trains(config) ? config->data.train_data : config->data.val_data;
     char path[PATH_MAX];

@@ -32,13 +32,13 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns the place in our head of D of a file's element d, where RoPE rotates the first R: as our first R / 2 pairs.
+// Returns where element d of a file's head of D lies in our head: RoPE's R elements are first there, R / 2 pairs here.
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
     return d < R ? d + (D - R) / 2 : d - R / 2;
 }
-// Returns the row of the parameter that output `row` of the tensor comes from.
+// Returns the row of the parameter that output `row` (of a transposed tensor: column) of the tensor comes from.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
     int ours = t->first_row + row;
     if (t->repeat > 1 && row >= t->q_rows) {
@@ -92,7 +92,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Repeats each KV head for every query head that uses it, where the model has fewer: GPT-2's file has one per head.
+// Marks the tensor, of q, k and v, as having a KV head for each query head, as GPT-2's has, where the model has fewer.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -101,7 +101,7 @@ static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct 
     t->kv_rows = s->G * s->D;
     t->head_dim = s->D;
 }
-// Adds GPT-2's weight (in, out) and bias (out).
+// Adds GPT-2's NAME.weight (in, out) and NAME.bias (out): zeros where the model has no bias.
 static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int out, int in, const char *name) {
     char text[64];
@@ -168,7 +168,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// Adds the norms of layer l. post_attention_layernorm is the norm before the MLP, unless there is one after attention.
+// Adds layer l's norms, if any. post_attention_layernorm is the norm before the MLP, unless one follows attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
     huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
@@ -247,7 +247,7 @@ static int huggingface_rows_held(const struct huggingface_tensor *t) {
         return t->q_rows + 2 * t->kv_rows;
     return t->transposed ? t->cols : t->rows;
 }
-// Ends the program unless the list holds every row of every parameter but the adapters' exactly once.
+// Ends the program unless the list holds as many rows of each parameter, except adapters', as the parameter has.
 static void huggingface_tensors_check(const struct huggingface_tensors *tensors, const struct parameters *table,
                                       enum architecture a) {
     const int count = table->num_tensors + table->num_frozen;
@@ -307,7 +307,7 @@ static int64_t huggingface_elements(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out (n, cols) = rows [first, first + n) of the tensor, of `ours`, the whole parameter; 0 where t->ours is NULL.
+// out (n, cols or 1) = rows [first, first + n) of the tensor, from `ours`, the parameter; 0 where t->ours is NULL.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {

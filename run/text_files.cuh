@@ -4,7 +4,7 @@
 
 // path (size bytes) = the file `name`: beside the shards of training, else of validation, under their prefix; else in
 // the folder of the checkpoint or model that the run starts from, the only place of a model's generation_config.json.
-// Siblings of a tokenizer.json beside the shards are only looked for there. Returns false where there is no such file.
+// Siblings of a tokenizer.json beside the shards are only looked for there. False: none, and `path` has no meaning.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};
