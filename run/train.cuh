@@ -15,8 +15,8 @@
 
 // ---- enqueueing a step ----
 
-// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued;
-// enqueue_update follows. In the first step of a start, checks graphs. Every rank calls this.
+// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued, with
+// its entries of r's arrays; enqueue_update follows. In a start's first step, checks graphs. Every rank calls this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -55,8 +55,8 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 
 // ---- the results of a step ----
 
-// Reports a step (`step`: from 0 on) that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf,
-// `value`, in `samples` samples from first_sample on. Ends the program, unless --skip-nonfinite allows one more.
+// Counts and reports a step (`step`: from 0 on) that updated nothing, since `what` (loss, gradient norm, FP8 tensor) is
+// `value`, a NaN or Inf, in `samples` samples from first_sample on. Ends the program beyond --skip-nonfinite.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->training.skip_nonfinite;
@@ -107,7 +107,7 @@ static void measure_utilization(struct run *r, struct log_step *entry, double to
 
 // *mean = the mean loss of a step of `micro_batches`, over the targets that count, from all ranks' reports (ranks,
 // report_width): summed in the data's order, so that its bits don't depend on the number of ranks. *targets: how many
-// counted. Returns the first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none.
+// counted. Returns the step's first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none, *nonfinite stays.
 static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
                      double *nonfinite) {
     const int ranks = r->config->ranks, width = report_width(r->model);
@@ -139,8 +139,8 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     entry->num_fp8 = LINEAR_COUNT;
 }
 
-// Waits for the oldest step in flight, sets the step's log entry and grants all ranks' requests. Returns false where no
-// update was made: for a NaN or Inf, which ends the program beyond --skip-nonfinite, or since no target counts.
+// Waits for the oldest step in flight, counts it as finished, sets its log entry, not yet logged, and grants all ranks'
+// requests. False: no update, for a NaN or Inf (the program ends beyond --skip-nonfinite), or since no target counts.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
@@ -198,7 +198,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total` (0: not so).
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Whether the scores of tasks are due after step `done`: by --eval-tasks-every, and after the last step of all.
+// Whether tasks, if any, are to be scored after step `done`: by --eval-tasks-every, at the end, and at an early stop.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return r->tasks && (done == c->training.train_steps || stops_early(r) ||
@@ -212,7 +212,7 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs and prints the validation after step `done`; asks for a checkpoint of a new best one. Every rank calls this.
+// Logs and prints the validation after step `done`; with --save-best, asks for a checkpoint where it is the best.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
@@ -223,8 +223,8 @@ static void report_validation(struct run *r, int done, double loss) {
         r->save_wanted = true;
 }
 
-// Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
-// since they need the step's own parameters. `updated`: as finish_step returned. Every rank calls this.
+// Logs a finished step; validates, scores tasks and samples where due, by averaged parameters, if kept: no later update
+// may be in flight then. Ends a save that is done. updated: finish_step's result. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -269,8 +269,8 @@ static bool must_finish_now(const struct run *r) {
            replicas_check_due(r);
 }
 
-// Trains to the last step, or until a signal, --exit-after or --early-stop ends the run, with a checkpoint; the last
-// save may still be in progress (finish_save). Every rank calls this.
+// Trains to the last step, or until a signal, --exit-after or --early-stop ends the run, with a checkpoint (at the last
+// step: unless --checkpoint-every is 0); the last save may still be in progress (finish_save). Every rank calls this.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.

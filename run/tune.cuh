@@ -80,8 +80,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text, if the GPU and the library are the same; others = choices that this run lacks or
-// can't use. Where any are unused, sets note to which and why. name: the file's. Returns NULL, or what is wrong.
+// Keeps the choices of a file's text; others = choices that this run can't use, but none of another GPU or library.
+// Where any are unused, sets note to which and why. name: the file's. Returns NULL, or what is wrong, in `error`.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
@@ -110,8 +110,8 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Keeps the choices of the checkpoint's file or, without one, of the file in --out; others = the choices for other
-// products. path: the file's; "": there is none. A broken file ends the program.
+// Keeps the choices of the checkpoint's file or, without one, of the file in --out; others (empty before) = the choices
+// for other products. path = the file's; "": there is none. A broken file ends the program.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->data.out};
@@ -133,13 +133,13 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Fills the activations, before the first step, with noise, which tune_end frees, and sets FP8's scales.
+// Fills the activations, before the first step, with noise, which tune_end frees, and sets FP8's inverse scales to 1.
 static struct matmul_noise tune_begin(struct run *r) {
     const struct arenas *arenas = &r->model->timeline.arenas;
     fp8_set_inverses(&r->model->fp8, 1, &r->dev); // with 0 all results would be 0, and tell nothing
     return matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
 }
-// Zeroes the gradients, into which products were computed, and FP8's scales, and frees the noise.
+// Zeroes gradients on the device, into which products were computed, and FP8's inverse scales, and frees the noise.
 static void tune_end(struct run *r, struct matmul_noise *noise) {
     struct gpt *m = r->model;
     if (!m->zero.grads_on_host)
@@ -163,7 +163,7 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Verifies every listed product against sums in double. Ends the program where one is wrong.
+// Verifies every listed product by sums in double; a wrong one ends the program. Overwrites all that tune_time does.
 static void tune_prove(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -254,8 +254,8 @@ static void tune_share(struct run *r) {
     free(text);
     free(others);
 }
-// Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and
-// before the first step. With --self-check proves them: a wrong one ends the program. Every rank calls this.
+// Chooses the matrix products' algorithms (unless --matmul-tuning=false), once model, saver and --out are there, before
+// the first step: see tune_time. Where checks are wanted, a wrong product ends the program. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";

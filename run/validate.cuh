@@ -4,15 +4,15 @@
 #include "run/ranks.cuh"          // share_losses, grant_request
 #include "run/run.cuh"            // struct run
 
-// The number of batches that validation takes, of all ranks together: at most --val-steps. What fills no batch is left
-// out, except of finetuning examples, and where there is less than one batch.
+// The number of micro-batches that validation takes, of all ranks together: at most --val-steps. What fills none is
+// left out, except of finetuning examples, and where there is less than one.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads the next batch, `number` from 0 on, of the validation data. Rows beyond the last sample have no targets.
+// Reads this rank's next batch of r->val, in r's memory: `number` of all, from 0 on. Rows past the data have no target.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -78,8 +78,8 @@ static bool stops_early(const struct run *r) {
     return most > 0 && r->val && every > 0 && !r->validation_due && r->finished / every - since / every >= most;
 }
 
-// Validates after step `done`, with the result in *loss, and keeps the best loss so far. Returns false where a signal
-// stopped the validation: a resumed run then repeats it. Every rank calls this.
+// Validates after step `done`, with the result in *loss (may be NaN), and keeps the best loss so far. False: a signal
+// stopped the validation, which sets r->validation_due: a resumed run repeats it. Every rank calls this.
 static bool validate_step(struct run *r, int done, double *loss) {
     double targets;
     *loss = validate(r, &targets);
