@@ -25,8 +25,8 @@ __BEGIN_DECLS
 // Allocates room for ranks below `merges`, at most 2^27; false: out of memory. bpe_free is to be called either way.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
-// Adds a merge, of a rank below bpe_create's `merges`: the pair left, right becomes id. The last call for a pair
-// decides the pair's rank and id, as in the `tokenizers` package.
+// Adds a merge, of a rank of its own below bpe_create's `merges`: the pair left, right becomes id, at least 0. The last
+// call for a pair decides the pair's rank and id, as in the `tokenizers` package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
 // Reserves room for a piece of n symbols; the content is lost. False: out of memory.

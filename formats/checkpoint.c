@@ -13,7 +13,7 @@
 
 // ---- verifying ----
 
-// Opens a folder's file for reading; *bytes = its length. Returns 0, or an errno (EINVAL: a pipe or device).
+// Opens a folder's file for reading; *bytes = its length. Returns 0, or an errno, with *fd closed (EINVAL: a device).
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -165,7 +165,7 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
 }
 
 // Finds the newest of `entries`, the newest first, that verifies, hashes included; tells `listener` which entries are
-// passed over. `path` stays as it is where none is a candidate. Candidates that are all damaged are an error.
+// passed over. `path` stays where none is a candidate: a step's folder or a replaced one. All damaged: an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -239,7 +239,7 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // ---- keeping few ----
 
-// Returns the newest step whose checkpoint verifies, hashes included; -1: none.
+// Returns the newest step whose checkpoint verifies, hashes included, without folders that were set aside; -1: none.
 static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
     struct error_text unused;
     struct manifest manifest;
@@ -255,8 +255,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints up to step `newest`, except the best one, the `keep` (above 0) newest whole ones, whose files all
-// have the listed lengths, and broken ones between these. Goes on after a failure; returns the last failure, or NULL.
+// Removes checkpoints up to step `newest` (-1: none), except the best one, the `keep` (above 0) newest whole ones (all
+// listed lengths are right) and broken ones between these. Goes on after a failure; returns the last failure, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

@@ -34,8 +34,8 @@ const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, co
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: keeps all). `newest`: the step just saved,
-// known to be complete; -1: the newest step that verifies, found by reading. Step `newest`, the best one
-// (checkpoint_best.h) and later ones stay: a run that went back to an earlier step may still want these.
+// Removes leftovers, under a lock, and the oldest checkpoints beyond the `keep` newest complete ones (0: keeps all).
+// newest: the step just saved, known to be complete; -1: the newest that verifies, found by reading. Step `newest`, the
+// best (checkpoint_best.h) and later ones stay: a run that went back to an earlier step may still want them.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -8,10 +8,10 @@
 #define CHECKPOINT_BEST "best"
 
 __BEGIN_DECLS
-// Returns the step of the best checkpoint of the root that is open as `root_fd`; -1: none is known.
+// Returns the best checkpoint's step, which may be gone, by the link in the root open as `root_fd`; -1: no such link.
 int64_t checkpoint_best(int root_fd);
-// Makes the checkpoint of `step`, which is there, the root's best one. Removes the former best one if its step is
-// earlier and no multiple of `every`, the steps between regular saves (0: none). Returns NULL or the problem.
+// Makes the checkpoint of `step`, which is there, the root's best one, then removes the former best one if its step is
+// earlier and no multiple of `every`, the steps between regular saves (0: none). Returns NULL or the problem of either.
 const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
 // Does checkpoint_set_best for `step`, at which a run resumes with its lowest loss, in case a kill came before it. Does
 // nothing where the root's best one is of `step` or later, or the root has no checkpoint of `step`.

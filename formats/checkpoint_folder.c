@@ -124,8 +124,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
     return error;
 }
 
-// Removes a file or a folder, `depth` folders below checkpoint_remove_tree's; returns 0 or an errno. The descent is by
-// open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
+// Removes a file, or a folder with its content, `depth` folders below checkpoint_remove_tree's; returns 0 or an errno.
+// The descent is by open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)
