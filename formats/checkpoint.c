@@ -13,7 +13,7 @@
 
 // ---- verifying ----
 
-// Opens a folder's file for reading; *bytes = its length. Returns 0, or an errno, with *fd closed (EINVAL: a device).
+// Opens a folder's file for reading; *bytes = its length. Returns 0, or, with no open *fd, an errno (EINVAL: a pipe).
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -165,7 +165,7 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
 }
 
 // Finds the newest of `entries`, the newest first, that verifies, hashes included; tells `listener` which entries are
-// passed over. `path` stays where none is a candidate: a step's folder or a replaced one. All damaged: an error.
+// passed over. `path` stays where none is a candidate (a step's or a replaced folder). Only damaged ones: an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {

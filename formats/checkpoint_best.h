@@ -8,7 +8,7 @@
 #define CHECKPOINT_BEST "best"
 
 __BEGIN_DECLS
-// Returns the best checkpoint's step, which may be gone, by the link in the root open as `root_fd`; -1: no such link.
+// Returns the step that the link of the root open as `root_fd` names, even if it is gone; -1: no link, or to no step.
 int64_t checkpoint_best(int root_fd);
 // Makes the checkpoint of `step`, which is there, the root's best one, then removes the former best one if its step is
 // earlier and no multiple of `every`, the steps between regular saves (0: none). Returns NULL or the problem of either.

@@ -128,7 +128,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the last line of `text`, within it, and cuts off the newlines at its end.
+// Returns the last line, in `text`, after cutting off the newlines at the text's end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -171,7 +171,7 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child that opened its GPU and gave no verdict hung or failed by its kernels: not by memory, nor a signal.
+// Whether a child that opened its GPU and gave no verdict hung or failed, not by lack of memory or by a signal sent.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -250,7 +250,7 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Writes this program's name to text: its commit and, where the commit does not tell one build from another, its file.
+// Writes this build's commit to text (size bytes), with the program file's length and time if unknown or dirty.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
@@ -260,7 +260,7 @@ static void self_check_program(char *text, size_t size) {
         snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
                  (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
-// Writes the key of a verdict to key (SELF_CHECK_KEY bytes): the machine, and the request from its " backend=" on.
+// Writes a verdict's key (SELF_CHECK_KEY bytes): GPU's name, driver, libraries, program, request from " backend=" on.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
     char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
     int of_driver = 0;
@@ -273,7 +273,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Sets r->self_check.known to the text of rank 0's file ("": no file), or ends the program. Every rank calls this.
+// Sets r->self_check.known to rank 0's file ("": none). An unreadable file ends the program. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -372,7 +372,7 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank wants its `backend`, unless fused, checked: by --self-check, on an open GPU. Every rank calls this.
+// Whether any rank's `backend` (never fused) is to be checked, by --self-check, on an open GPU. Every rank calls this.
 static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
@@ -448,7 +448,7 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     return refused;
 }
 // Checks a backend on this GPU, unless its verdict is known or no check is wanted. False: some rank's backend is wrong;
-// refused[that backend] = why, in r->self_check's memory. No verdict counts as right. Every rank calls this.
+// refused[that backend] = why, in r->self_check's memory. A check without a verdict passes. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];

@@ -32,7 +32,7 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns where element d of a file's head of D lies in our head: RoPE's R elements are first there, R / 2 pairs here.
+// Returns the place in our head of element d of a file's head of D, whose first R RoPE rotates: our first R / 2 pairs.
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
@@ -92,7 +92,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Marks the tensor, of q, k and v, as having a KV head for each query head, as GPT-2's has, where the model has fewer.
+// Marks GPT-2's tensor of q, k and v to hold a copy of a KV head for each query head, where the model has fewer.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;

@@ -98,9 +98,9 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates and sets timing->seconds. Halves timing->shape's B until the operands fit into most_bytes, and B
-// and then T while a candidate would take longer than a sixth of a second. `begins` is called each time before a
-// backend's work is enqueued, so that a fault has a culprit. Frees all that it allocates.
+// Times the candidates and sets timing->seconds. Halves timing->shape.B until the operands fit into most_bytes, and B,
+// then T, while one forward and backward is over 5e13 flops, a sixth of a second. `begins` is called each time before a
+// backend's work is enqueued, so that a fault has a culprit.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

@@ -15,8 +15,8 @@
 
 // ---- enqueueing a step ----
 
-// Reads this rank's micro-batches of a global batch and enqueues their forward and backward, for step r->enqueued, with
-// its entries of r's arrays; enqueue_update follows. In a start's first step, checks graphs. Every rank calls this.
+// Reads this rank's micro-batches of step r->enqueued and enqueues their forward and backward; sets the step's
+// r->first_sample, ->batch, ->lr. enqueue_update follows. In a start's first step, checks graphs. All ranks call this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -212,7 +212,7 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs and prints the validation after step `done`; with --save-best, asks for a checkpoint where it is the best.
+// Logs and prints step `done`'s validation; with --save-best, the best one asks for a checkpoint. All ranks call this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
@@ -223,8 +223,8 @@ static void report_validation(struct run *r, int done, double loss) {
         r->save_wanted = true;
 }
 
-// Logs a finished step; validates, scores tasks and samples where due, by averaged parameters, if kept: no later update
-// may be in flight then. Ends a save that is done. updated: finish_step's result. Every rank calls this.
+// Logs a finished step; where due, with no later update in flight, validates, scores tasks and (if `updated`, which
+// finish_step returns) samples, by averaged parameters if kept. Ends a save that is done. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;

@@ -80,8 +80,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text; others = choices that this run can't use, but none of another GPU or library.
-// Where any are unused, sets note to which and why. name: the file's. Returns NULL, or what is wrong, in `error`.
+// Keeps the choices of a file's text; others = choices that this run lacks or can't use. Of another GPU or library, no
+// choice is used and others is empty. note = what is unused and why, else stays. Returns NULL, or what is wrong.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
@@ -254,8 +254,8 @@ static void tune_share(struct run *r) {
     free(text);
     free(others);
 }
-// Chooses the matrix products' algorithms (unless --matmul-tuning=false), once model, saver and --out are there, before
-// the first step: see tune_time. Where checks are wanted, a wrong product ends the program. Every rank calls this.
+// Chooses the matrix products' algorithms, unless --matmul-tuning=false, once model, saver and --out are there, before
+// the first step: overwrites what tune_time does. With --self-check a wrong one ends the program. All ranks call this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";

@@ -73,8 +73,8 @@ static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct 
     host_free(noise);
 }
 // Measures and returns the flop/s of the largest square matmul that fits `bytes` of device memory, which are
-// overwritten: the peak for MFU where no data sheet has it; 0: too small. A lower bound: other work may have slowed the
-// matmul, little memory allows only a small one, attention may be faster. Noise, as zeros are faster. Synchronizes.
+// overwritten: the peak for MFU where no data sheet has it; 0: too small. A lower bound: other work or little memory
+// may have slowed the matmul, attention may be faster. Noise: zeros are faster. Waits for the device.
 static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct device *dev) {
     int n = DEVICE_PEAK_MATMUL;
     while (n > 128 && measured_matmul_bytes(n, dev) > bytes)
