@@ -2,8 +2,8 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// path (size bytes) = the file `name`: beside the shards of training, else of validation, under their prefix; else in
-// the folder of the checkpoint or model that the run starts from, the only place of a model's generation_config.json.
+// path (size bytes) = the file `name`: beside the shards of open training, else validation data, with their prefix or
+// without; else in the folder of the checkpoint or model that the run starts from, generation_config.json's only place.
 // Siblings of a tokenizer.json beside the shards are only looked for there. False: none, and `path` has no meaning.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;

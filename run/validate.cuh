@@ -118,7 +118,7 @@ static void mend_best(struct run *r) {
         saver_mend_best(&r->saver, r->finished);
 }
 
-// Validates and prints the loss. Returns the exit status; ends the program where it is not finite. All ranks call this.
+// Validates and prints the loss; one that is not finite ends the program. Returns the exit status. All ranks call this.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

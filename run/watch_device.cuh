@@ -17,7 +17,7 @@ static void warn_device_waits(double seconds) {
         "always judges attention's kernels",
         seconds, launched_last(names, sizeof names));
 }
-// Opens the watch, which long_wait_close closes; NULL without a GPU. A bad TRAIN_GPT_WATCH_SECONDS ends the program.
+// Opens a watch, for long_wait_close; NULL: no GPU, memory or thread. A bad TRAIN_GPT_WATCH_SECONDS ends the program.
 static struct long_wait *watch_device(const struct device *dev) {
     const char *const text = getenv("TRAIN_GPT_WATCH_SECONDS");
     char *end = NULL;
