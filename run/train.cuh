@@ -127,7 +127,7 @@ static int mean_loss(const struct run *r, const double *reports, int micro_batch
     return first;
 }
 
-// Sets the log entry's shares of values that FP8, if on, changed by more than rounding. reports: all ranks'.
+// Sets the entry's shares of values that FP8, if on, did more to than round. reports: all ranks'; micro_steps: one rank's.
 static void measure_fp8(struct run *r, struct log_step *entry, const double *reports, int micro_steps) {
     const struct gpt *m = r->model;
     if (!fp8_is_on(&m->fp8))
