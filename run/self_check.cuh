@@ -183,7 +183,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes to text (size bytes) how a child without a verdict ended. limit: its seconds. Cuts newlines off output's end.
+// Writes to text (size bytes) how a child without a verdict ended; limit: its seconds. Cuts newlines off output's end.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;

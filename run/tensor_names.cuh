@@ -168,7 +168,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// Adds layer l's norms, if any. post_attention_layernorm is the norm before the MLP, unless one follows attention.
+// Adds the norms that layer l has. post_attention_layernorm is the norm before the MLP, unless one follows attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
     huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");

@@ -127,7 +127,7 @@ static int mean_loss(const struct run *r, const double *reports, int micro_batch
     return first;
 }
 
-// Sets the entry's shares of values that FP8, if on, did more to than round. reports: all ranks'; micro_steps: one rank's.
+// Sets the entry's shares of values that FP8, if on, saturated or flushed. reports: all ranks'; micro_steps: a rank's.
 static void measure_fp8(struct run *r, struct log_step *entry, const double *reports, int micro_steps) {
     const struct gpt *m = r->model;
     if (!fp8_is_on(&m->fp8))
