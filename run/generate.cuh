@@ -104,7 +104,7 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
 
 // Fits c's --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too
 // many tokens end the program where positions are learned; else a warning says that training had fewer positions.
-static void fit_sample_tokens(const struct run *r, struct config *c, int longest) {
+static void fit_sample_tokens(struct config *c, int longest) {
     const int positions = c->model.max_position_embeddings, left = positions - longest;
     if (c->evaluation.sample_tokens <= left)
         return;
@@ -141,7 +141,7 @@ static void read_prompts(struct run *r, struct config *c) {
             r->prompt_tokens[p * c->evaluation.sample_count + i] = n;
         text += length + 1;
     }
-    fit_sample_tokens(r, c, longest);
+    fit_sample_tokens(c, longest);
     const int64_t n = (int64_t)longest + c->evaluation.sample_tokens;
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)

@@ -189,13 +189,13 @@ static inline const char *merge_write(struct merge *m, const void *bytes, uint64
 static inline const char *merge_out_end(struct merge *m, const char *problem, struct error_text *error) {
     if (!m->out)
         return problem;
-    const bool written = fflush(m->out) == 0 && fsync(fileno(m->out)) == 0;
-    const int reason = errno;
-    const bool closed = fclose(m->out) == 0;
+    int reason = fflush(m->out) == 0 && fsync(fileno(m->out)) == 0 ? 0 : errno;
+    if (fclose(m->out) != 0 && !reason)
+        reason = errno;
     m->out = NULL;
-    return problem             ? problem
-           : written && closed ? NULL
-                               : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
+    return problem  ? problem
+           : reason ? error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason))
+                    : NULL;
 }
 // Copies the base's `name`, if any, to the new folder; refuses links elsewhere, over 1 GiB. Returns NULL, or an error.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {

@@ -230,9 +230,11 @@ static void create_model(struct run *r) {
     if (r->rates.flops > 0)
         predict_step(r);
 }
-// Writes r->model's plan to the files of --plan-json and --plan-picture, if given, on every rank, or ends the program.
+// Writes rank 0's r->model's plan to the files of --plan-json and --plan-picture, if given, or ends the program.
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
+    if (r->config->rank != 0)
+        return;
     budgets_of(r, false, budget);
     if (*r->config->memory.plan_json)
         plan_write_json(&r->model->timeline.plan, r->config->memory.plan_json);

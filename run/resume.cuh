@@ -254,6 +254,12 @@ static void check_checkpoints_folder(const struct run *r) {
              folder, strerror(errno));
 }
 
+// Whether a path begins with a folder's and a slash; false for "", no folder.
+static bool path_is_below(const char *path, const char *folder) {
+    const size_t length = strlen(folder);
+    return length > 0 && strncmp(path, folder, length) == 0 && (path[length] == '/' || folder[length - 1] == '/');
+}
+
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.
 // Removes leftovers of a killed run, since this run may save none. Ends the job where the folder can't take checkpoints
 // or is not one for all ranks that write, or a tokenizer's file links out of --init-from. Every rank calls this.
@@ -270,9 +276,7 @@ static void open_saver(struct run *r) {
     for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
         if (find_text_file(r, carried_files[i], path, sizeof path)) {
             // A model's folder may be a stranger's; the data's is the user's own.
-            if (*r->config->checkpoints.init_from &&
-                strncmp(path, r->config->checkpoints.init_from, strlen(r->config->checkpoints.init_from)) == 0 &&
-                !link_stays_in_folder(path))
+            if (path_is_below(path, r->config->checkpoints.init_from) && !link_stays_in_folder(path))
                 fail(
                     "%s: is a link to a file elsewhere, which each checkpoint would have a copy of; put the file itself "
                     "there, or remove the link",

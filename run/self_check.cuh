@@ -351,14 +351,14 @@ static void self_check_log_refused(struct json *json, const void *context) {
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
-    bool written = false;
     if (r->config->rank == 0 && s->found) {
         const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path;
         FILE *const file = fits ? fopen(path, "a") : NULL;
-        written = file && fputs(s->found, file) >= 0;
-        written = file && fclose(file) == 0 && written;
-        if (!written)
-            say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(errno));
+        int reason = !fits ? ENAMETOOLONG : file && fputs(s->found, file) >= 0 ? 0 : errno;
+        if (file && fclose(file) != 0 && !reason)
+            reason = errno;
+        if (reason)
+            say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(reason));
     }
     bool any = false;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)

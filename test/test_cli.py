@@ -529,6 +529,14 @@ class Documents(Case):
         self.assertEqual(result.returncode, 0, result.stderr)
         with open(self.path + "/copies/checkpoints/step_00000001/chat_template.jinja", encoding="ascii") as f:
             self.assertEqual(f.read(), "secret")
+        own = cache + "-data"  # the user's own folder, whose name begins as the model's
+        os.mkdir(own)
+        shutil.copy(ROOT + "/test/golden/tokenizer_gpt2.json", own + "/tokenizer.json")
+        shutil.copy(self.path + "/t_train_000.bin", own)
+        shutil.copy(self.path + "/t_val_000.bin", own)
+        os.symlink(self.path + "/t_val_000.bin", own + "/chat_template.jinja")
+        result = run(*train, "--train-data", own + "/t_train_000.bin", "--val-data", own + "/t_val_000.bin", "--out", self.path + "/own")
+        self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_generation_within_the_positions_and_past_them(self):
         """With learned positions, tokens without --sample-tokens are all that the prompt leaves room for; with RoPE

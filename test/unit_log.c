@@ -532,6 +532,13 @@ static void the_log_of_an_earlier_run_is_kept(void **state) {
     char *const former = read_text(inside(&run, "log.jsonl.old")), *const text = read_text(inside(&run, "log.jsonl"));
     assert_string_equal(former, "{\"step\": 1}\n");
     assert_int_equal(count_objects(text), 3);
+    assert_int_equal(unlink(inside(&run, "log.jsonl.old")), 0);
+    assert_int_equal(mkdir(inside(&run, "log.jsonl.old"), 0700), 0); // which no file can replace
+    assert_int_not_equal(run_in_child(run_into_pipe, &run, output, sizeof output), 0);
+    char *const kept = read_text(inside(&run, "log.jsonl"));
+    assert_int_equal(count_objects(kept), 3);
+    assert_int_equal(rmdir(inside(&run, "log.jsonl.old")), 0);
+    free(kept);
     free(former);
     free(text);
     remove_folder(&run);

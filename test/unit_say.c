@@ -13,8 +13,13 @@ static void bytes_that_act_on_a_terminal_are_shown(void **state) {
          "\\xc2\\x9b31m"}, // CSI in one character
         {"\x9b"
          "31m \xff",
-         "\\x9b31m \\xff"},                                             // CSI in one byte
-        {"\xe4\xbd", "\\xe4\\xbd"},                                     // a character that is cut short
+         "\\x9b31m \\xff"},                           // CSI in one byte
+        {"\xe4\xbd", "\\xe4\\xbd"},                   // a character that is cut short
+        {"\xe0\x80\x9b", "\\xe0\\x80\\x9b"},          // ESC, overlong
+        {"\xf0\x80\x80\x9b", "\\xf0\\x80\\x80\\x9b"}, // longer
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          // a surrogate
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, // U+110000
+        {"\u00a0\u0800\ud7ff\U00010000\U0010ffff", "\u00a0\u0800\ud7ff\U00010000\U0010ffff"},
         {"x\ntrain_gpt: y", "x\\x0atrain_gpt: y"},                      // would look like a line of its own
         {"would help:\n  this\n  that", "would help:\n  this\n  that"}, // a list may have lines of its own
         {"the end\n", "the end\n"},

@@ -102,6 +102,21 @@ static void what_was_ignored_stays_so(void **state) {
         assert_int_equal(in_child(run_ignored, &numbers[i]), 0);
 }
 
+static int run_interrupt(void *unused) {
+    signals_install();
+    raise(SIGINT);
+    check(signals_take_interrupt());
+    raise(SIGINT); // as mpirun sends it once more
+    check(!signals_take_interrupt() && !signals_stop_requested());
+    sleep_ms(600);
+    raise(SIGINT);
+    check(signals_take_interrupt());
+    raise(SIGTERM);
+    check(!signals_take_interrupt() && signals_stop_requested() == SIGTERM);
+    return 0;
+}
+static void an_interrupt_is_taken_once(void **state) { assert_int_equal(in_child(run_interrupt, NULL), 0); }
+
 static int run_stop_twice(void *numbers) {
     signals_install();
     raise(((int *)numbers)[0]);
@@ -206,6 +221,7 @@ int main(void) {
         cmocka_unit_test(a_stop_request_stays),
         cmocka_unit_test(what_repeats_itself_ends_nothing),
         cmocka_unit_test(what_was_ignored_stays_so),
+        cmocka_unit_test(an_interrupt_is_taken_once),
         cmocka_unit_test(a_second_one_ends_the_process),
         cmocka_unit_test(reads_go_on),
         cmocka_unit_test(handlers_have_their_own_stack),

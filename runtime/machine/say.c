@@ -11,10 +11,13 @@ static size_t say_length(const unsigned char *text) {
     if (c < 0x80)
         return c >= 0x20 && c != 0x7f;
     const size_t length = c >= 0xc2 && c <= 0xdf ? 2 : c >= 0xe0 && c <= 0xef ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    // The second byte's bounds leave out control characters, overlong forms, surrogates and what is above U+10FFFF.
+    const unsigned char least = c == 0xc2 || c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+    const unsigned char most = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
     for (size_t i = 1; i < length; i++)
-        if (text[i] < 0x80 || text[i] > 0xbf)
+        if (text[i] < (i == 1 ? least : 0x80) || text[i] > (i == 1 ? most : 0xbf))
             return 0;
-    return c == 0xc2 && text[1] < 0xa0 ? 0 : length;
+    return length;
 }
 
 void say_escape(char *to, size_t size, const char *text) {

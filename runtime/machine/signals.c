@@ -15,6 +15,7 @@ static struct {
     volatile sig_atomic_t save;                        // a save was asked for and not taken yet
     volatile sig_atomic_t stop_signal;                 // the signal that asked to stop, 0: none
     volatile sig_atomic_t stop_requested_centiseconds; // when, by clock_centiseconds
+    volatile sig_atomic_t interrupt_taken;             // an interrupt was, at least once
 } received;
 
 // Returns the monotonic clock in centiseconds. It wraps after 497 days, so only differences count.
@@ -32,13 +33,16 @@ static bool repeats_itself(int number) { return number == SIGHUP || number == SI
 
 // Records a request to stop. A second, 0.5 s or more later and unless repeats_itself, ends the process by its signal.
 static void on_stop_signal(int number) {
+    const bool same_request =
+        clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS;
     if (!received.stop_signal) {
+        if (same_request && received.interrupt_taken && number == SIGINT)
+            return;
         received.stop_requested_centiseconds = (sig_atomic_t)clock_centiseconds();
         received.stop_signal = number;
         return;
     }
-    if (repeats_itself(number) ||
-        clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
+    if (repeats_itself(number) || same_request)
         return;
     signal(number, SIG_DFL);
     raise(number); // blocked until this handler returns, then ends the process with the signal's exit status
@@ -85,6 +89,7 @@ int signals_stop_requested(void) { return received.stop_signal; }
 bool signals_take_interrupt(void) {
     if (received.stop_signal != SIGINT)
         return false;
+    received.interrupt_taken = 1; // before another one may come
     received.stop_signal = 0;
     return true;
 }

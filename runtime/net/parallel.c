@@ -42,8 +42,10 @@ const char *parallel_open(struct parallel *p, const char *rendezvous, const char
 
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error) {
     if (kind == EXCHANGE_MPI && p->launch.kind != LAUNCH_MPI)
-        return error_format(
-            error, "--collectives mpi: the ranks were not started by mpirun; start them so, or leave the option out");
+        return error_format(error,
+                            "--collectives mpi: the ranks were not started by mpirun%s; start them by mpirun, without "
+                            "--rendezvous, or leave the option out",
+                            p->launch.kind == LAUNCH_RENDEZVOUS ? " or find each other by --rendezvous" : "");
     const char *problem = exchange_open(&p->exchange, kind, p->launch.rank, p->launch.ranks, p->control, error);
     if (!problem)
         p->work = work_thread_start(p->control);

@@ -90,6 +90,9 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     size_t room = 0;
     int64_t end = 0;
     ssize_t bytes;
+    if (!file && errno != ENOENT)
+        fail("%s: cannot be read, to find the steps up to %lld: %s; name another folder by --out", path,
+             (long long)last, strerror(errno));
     while (file && (bytes = getline(&line, &room, file)) > 0) {
         if (line[bytes - 1] != '\n' || log_is_after(line, last))
             break;
@@ -101,13 +104,20 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Tries to rename a log that is not empty to PATH.old, replacing that: it may be all that tells of an earlier run.
+// Renames a log that is not empty to PATH.old, replacing that: it may be all that tells of an earlier run. Ends the
+// program where it can't.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;
-    if (lstat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
-        (size_t)snprintf(old, sizeof old, "%s.old", path) < sizeof old && rename(path, old) == 0)
-        say(stdout, "note: the log of an earlier run that is there is now %s\n", old);
+    if (lstat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0)
+        return;
+    const bool fits = (size_t)snprintf(old, sizeof old, "%s.old", path) < sizeof old;
+    if (!fits || rename(path, old) != 0)
+        fail(
+            "%s: is the log of an earlier run and cannot be renamed to %s.old: %s; move it away, or name another folder "
+            "by --out",
+            path, path, strerror(fits ? errno : ENAMETOOLONG));
+    say(stdout, "note: the log of an earlier run that is there is now %s\n", old);
 }
 
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
