@@ -6,7 +6,7 @@
 
 #ifdef TARGET_CUDA
 
-// Merges the amax of `from` (M, N) into scale->amax; does nothing where the scale is delayed, and so known before.
+// Merges the amax of from's outputs, each (M, N), into scale->amax; does nothing where scale->delayed is not 0.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     activation_amax_kernel(struct fp8_scale *scale, const source from, int64_t M, int64_t N) {
@@ -33,8 +33,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     }
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
-// Casts all outputs of the source, each (N, F), beside each other into one matrix: by a delayed scale, else by their
-// amax, which is taken first. Merges the amax into to.scale->amax in both cases.
+// Merges the amax of the source's outputs, each (N, F), into to.scale->amax, and casts the outputs, beside each other,
+// into one matrix: by to.scale->delayed or, where that is 0, by to.scale->amax. workspace NULL: only without to.dbias.
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {
@@ -160,7 +160,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts all outputs of the source, each (N, F), into one matrix, and merges the amax, as on the cuda target.
+// Casts and merges as on the cuda target. `from`: what `fill` is called with; outputs: how many `fill` writes, 1 or 2.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

@@ -39,7 +39,7 @@ DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
     return result;
 }
 
-// Returns sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3); square: x^2.
+// Returns sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3); square: x^2, or less where sigma is 0 or 1 anyway.
 DEVICE_FUNCTION float gelu_logistic(float x, float square) {
     if (sizeof(floatX) == 2) // 2u and -log2(e) in one: -1.5957691216 log2(e), and that times 0.044715
         return reciprocal_approx(1.0f + exp2_approx(x * fmaf(-0.1029432397f, square, -2.3022081987f)));
@@ -82,8 +82,8 @@ DEVICE_FUNCTION float gelu_erf(float x) {
     const struct normal_tail tail = normal_tail_of(x);
     return fmaf(-tail.z, tail.below, fmaxf(x, 0.0f));
 }
-// Returns gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi). In bf16, with d = Phi(-z) - z phi(z),
-// that is d where x is negative, else 1 - d.
+// Returns gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi). In bf16, with z = |x| and d = Phi(-z) -
+// z phi(z), the result is d where x is negative, else 1 - d.
 DEVICE_FUNCTION float gelu_erf_derivative(float x) {
     if (sizeof(floatX) == 2) {
         const struct normal_tail tail = normal_tail_of(x);
@@ -109,7 +109,7 @@ ALWAYS_INLINE void vecs_gelu(vec x[FLOATX_VECS]) {
     vecs_exp(e);
     EACH_VEC x[i] = vec_divide(x[i], 1.0f + e[i]);
 }
-// s[i] = sigma(2u), u of x[i]; derivative[i] = gelu'(x[i]). x may be `derivative`.
+// s[i] = sigma(2u), u = sqrt(2 / pi) (x[i] + 0.044715 x[i]^3); derivative[i] = gelu'(x[i]). x may be derivative, not s.
 ALWAYS_INLINE void vecs_gelu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_VECS], const vec x[FLOATX_VECS]) {
     EACH_VEC s[i] = 1.5957691216f * x[i] * (1.0f + 0.044715f * (x[i] * x[i]));
     vecs_logistic(s);
@@ -125,7 +125,7 @@ ALWAYS_INLINE void vecs_silu(vec x[FLOATX_VECS]) {
     vecs_exp(e);
     EACH_VEC x[i] = vec_divide(x[i], 1.0f + e[i]);
 }
-// s[i] = sigma(x[i]); derivative[i] = silu'(x[i]). x may be `derivative`.
+// s[i] = sigma(x[i]); derivative[i] = silu'(x[i]). x may be `derivative`, not s.
 ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_VECS], const vec x[FLOATX_VECS]) {
     EACH_VEC s[i] = x[i];
     vecs_logistic(s);

@@ -33,7 +33,7 @@ struct adamw_factors {
     float inverse_root;                                // 1 / sqrt(1 - beta2^step)
     float decay, keep;                                 // lr weight_decay, 1 - lr weight_decay
 };
-// Returns a step's factors, computed in double: 1 - beta2^step loses three digits to cancellation at step 1.
+// Returns a step's factors, of no tensor yet. Computes in double: 1 - beta2^step loses three digits in fp32 at step 1.
 static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     const double correction1 = 1 - pow((double)a.beta1, (double)a.step);
     const double correction2 = 1 - pow((double)a.beta2, (double)a.step);
@@ -50,7 +50,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
-// Returns an element's new value; updates *m and *v. grad: before it is scaled by f.grad_scale.
+// Returns an element's new value; updates *m and *v. grad: not scaled yet by f.grad_scale. f: the tensor's.
 HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, struct adamw_factors f) {
     const float g = grad * f.grad_scale;
     const float first = f.beta1 * *m + f.rest1 * g, second = f.beta2 * *v + f.rest2 * (g * g);

@@ -21,15 +21,15 @@ DEVICE_FUNCTION uint32_t amax_with_packed(uint32_t largest, const struct packed 
     return largest;
 }
 
-// Merges a maximum of each thread into *amax, by one atomic operation. All lanes of the warp call.
+// Merges each lane's `largest` into *amax (not NULL) by one atomic operation. All lanes of the warp call.
 DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
     largest = __reduce_max_sync(0xffffffffu, largest);
     if (threadIdx.x % 32 == 0)
         atomicMax(amax, largest);
 }
 enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
-// Merges a maximum of each thread of a block into *amax, by one atomic operation. All threads call, in whole warps.
-// shared: AMAX_BLOCK_BYTES of shared memory, unused since the last barrier, free again after the next.
+// Merges each thread's `largest` into *amax (not NULL), by one atomic operation a block. All threads call, in whole
+// warps. shared: AMAX_BLOCK_BYTES of shared memory, unused since the last barrier, free again after the next.
 DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     largest = __reduce_max_sync(0xffffffffu, largest);
