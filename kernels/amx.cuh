@@ -29,7 +29,7 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// c += a . b. The hardware adds the even products of a pair, then the odd ones, one rounding each; denormals are 0.
+// c += a . b, of tiles. The hardware differs in bits: it sums even and odd products apart, and takes denormals as 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)
@@ -53,7 +53,7 @@ static inline bool amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
-// Sets up this thread's eight tiles, each of 16 rows of 64 bytes.
+// Sets up this thread's eight tiles, of 16 rows of 64 bytes, all 0. Only after amx_available has returned true.
 static inline void amx_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];

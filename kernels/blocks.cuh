@@ -13,7 +13,7 @@ enum { PRODUCT_STEPS = 12 }; // blocks that one product sums over, at most
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
-// out = in^T, 32 x 32 fp32; in_stride: elements from one row of `in` to the next
+// out = in^T, 32 x 32 fp32, `out` dense and elsewhere; in_stride: elements from one row of `in` to the next
 static inline void block_transpose(float *out, const float *in, int in_stride) {
     for (int i = 0; i < BLOCK; i += 16)
         for (int j = 0; j < BLOCK; j += 16)
@@ -29,7 +29,7 @@ enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 // UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
 enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
 
-// Returns the unit that multiplies blocks of floatX on this CPU.
+// Returns the unit that multiplies blocks of floatX on this CPU; a build of bf16 asks Linux for AMX (amx_available).
 static inline enum block_unit blocks_unit(void) {
     if (sizeof(floatX) != sizeof(bf16))
         return UNIT_FP32;
@@ -61,7 +61,7 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
 }
 
 // C (32 x 32) = the sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32), or +=
-// where `accumulate`; steps count blocks. 8 x 32 sums in registers, 16 chains, hide the latency of two FMA units.
+// where `accumulate`; a_step, b_step: in blocks. 8 x 32 sums in registers, 16 chains, hide the two FMA units' latency.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
     enum { ROWS = LANES == 16 ? 8 : 4, VECS = 2, COLUMNS = VECS * LANES };
@@ -198,7 +198,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
         }
 }
 #endif
-// Sums as block_product_fp32 does, on AMX tiles. The thread has called blocks_begin.
+// Sums as block_product_fp32 does, a and b in LAYOUT_BF16, on AMX tiles. The thread has called blocks_begin(UNIT_AMX).
 static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { ROW_BYTES = BLOCK * sizeof(float), HALF = BLOCK_ELEMENTS / 2 };
@@ -260,7 +260,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n elements, BLOCK at most, to a block's row of the layout; a constant n makes straight lines of vectors.
+// Copies n elements, BLOCK at most, to a block's row of the layout, whose rest stays; a constant n makes vectors of it.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -287,7 +287,7 @@ ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n)
         row_store_some(out, row, factor, n);
 }
 
-// Packs `count` <= 32 rows of D elements, `stride` apart, to roundup(D, 32) / 32 row-major blocks; 0 past them.
+// Packs rows (count <= 32, D), `stride` elements apart, to roundup(D, 32) / 32 row-major blocks, padded with 0.
 ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const floatX *rows, int64_t stride,
                              int count, int D) {
     const size_t row_bytes = block_bytes(layout) / BLOCK;
@@ -301,7 +301,7 @@ ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const
     }
 }
 
-// out = a block of bf16, whose rows are `stride` elements apart, as VNNI pairs of rows
+// out = a block of bf16, whose rows are `stride` elements apart, as two VNNI tiles: columns 0 to 15, then 16 to 31
 static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
     for (int c = 0; c < BLOCK; c += 16)
         for (int r = 0; r < 16; r++) {
@@ -313,8 +313,8 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X (count rows padded to 32, D <= MAX_HEAD_DIM) to x and X^T to `transposed`, as left operands of roundup(D, 32)
-// / 32 blocks; NULL: not that one. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
+// Packs X, as pack_rows does, to x and X^T to `transposed`, as left operands; block s has columns 32 s on of X, rows 32
+// s on of X^T. NULL: not wanted. D <= MAX_HEAD_DIM. VNNI pairs of rows are the transpose, by words, of X^T's rows.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
@@ -333,7 +333,7 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
     }
 }
 
-// Packs as pack_left does, but x and `transposed` as right operands. NULL: not that one.
+// Packs as pack_left does, but x and `transposed` as right operands. NULL: not wanted.
 ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                               int64_t stride, int count, int D) {
     if (layout == LAYOUT_FP32) {
