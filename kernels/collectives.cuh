@@ -29,35 +29,35 @@ struct collectives; // one per process; its members are the target's own
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
                                         size_t largest_exchanged_bytes, const struct device *dev);
 // Opens the collectives between the ranks of `parallel`, for all but NCCL after parallel_open_exchange; every rank
-// calls this, then collectives_set_scratch. Sizes are as in collectives_scratch_bytes; largest_gathered_bytes: what a
-// rank contributes to the largest all-gather. On return NCCL has all device memory that it will hold for these sizes.
+// calls this, then collectives_set_scratch. *c stays where it is until closed. Sizes: as in collectives_scratch_bytes;
+// largest_gathered_bytes: a rank's part of the largest all-gather. On return NCCL holds all device memory for them.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
                              size_t largest_exchanged_bytes, struct device *dev);
 // Sets the scratch, collectives_scratch_bytes of the device's memory, aligned to 16, before the first collective.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
-// Waits for the collectives in flight, such as all-gathers of the last step's parameters, and closes.
+// Waits for the collectives in flight, such as all-gathers of the last step's parameters, closes and zeroes *c.
 static void collectives_close(struct collectives *c, struct device *dev);
 
-// Begins a reduce-scatter: out (shard) = sum over the ranks of this rank's shard of buffer (ranks, shard), in elements.
-// `out` is that shard of `buffer`, or elsewhere; `buffer` may be overwritten. name: for messages, copied.
-// Returns a ticket for collective_wait; 0: done already.
+// Begins a reduce-scatter: out (shard) = sum over the ranks of this rank's shard of buffer (ranks, shard), in elements;
+// with wire_bf16 terms and sum are rounded to bf16. `out` is that shard of `buffer`, or elsewhere; the rest of `buffer`
+// is scratch. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);
 // Begins an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), this rank's place in `buffer` or elsewhere.
-// name: for messages. Returns a ticket for collective_wait; 0: done already.
+// name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
-// Begins an exchange of lists of messages in the device's memory, largest_exchanged_bytes at most: the i-th that rank a
-// sends to rank b is the i-th that b receives from a, of as many bytes. Every rank begins it, also with empty lists.
-// The lists are copied. name: for messages. Returns a ticket for collective_wait; 0: done already.
+// Begins an exchange of lists of messages in the device's memory, without overlap, largest_exchanged_bytes at most both
+// ways together: the i-th that rank a sends to rank b, b = a included, is the i-th that b receives from a, of as many
+// bytes. Every rank begins it, also with empty lists. Lists and name are copied. Returns a ticket; 0: done already.
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);
 // Makes the collectives that begin from here on wait for a transfer to the device. The device waits as well only where
 // collectives do not run beside it. transfer: the ticket, not 0, for which the caller calls transfer_wait too.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Makes all work enqueued from here on wait until the ticket's collective is done. Ticket 0: nothing to wait for.
+// Makes work enqueued from here on wait for the ticket's collective: on the cpu target by waiting. Ticket 0: no wait.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
 // Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
@@ -166,7 +166,7 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// Returns a copy of list (count), to be freed, that points to staging memory from *at on, still empty; advances *at.
+// Returns a copy of list (count), to be freed, with data in staging memory from *at on, unfilled; advances *at.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)

@@ -60,7 +60,7 @@ static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
     return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
 }
-// Adds the times of collective n, which is done; q->mutex is held. A stream that comes to its wait later won't wait.
+// Adds to q's times collective n's, which is done; q->mutex is held. A stream that is not at its wait yet waited 0 s.
 static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
     const uint64_t i = n % NCCL_EVENTS;
     q->busy_s += nccl_seconds(q->started[i], q->done[i]);
@@ -69,7 +69,7 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Adds the times of collectives that are done by now; returns how many are still in flight.
+// Adds the times of collectives that are done by now, and tells the watch of each; returns how many are in flight.
 static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -136,7 +136,7 @@ static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *
         atomicAdd(wrong, 1u);
 }
 
-// Ends the program where *wrong, on the device, counts wrong elements of a first collective; sets *wrong to 0.
+// Waits for the queue. Ends the program where *wrong, on the device, counts wrong elements; else *wrong becomes 0.
 static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
     unsigned count = 0;
     cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));
@@ -278,7 +278,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective, of all work until nccl_queue_end; waits while NCCL_EVENTS are in flight. name: copied.
+// Begins a collective: the queue's work to nccl_queue_end. Waits while NCCL_EVENTS are in flight. name: copied.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -367,7 +367,7 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Copies this rank's messages to itself, the i-th to the i-th. Ends the program where they do not match.
+// Enqueues copies of this rank's messages to itself, i-th to i-th. A send without an equal receive ends the program.
 static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                 const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
