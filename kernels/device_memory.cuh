@@ -21,8 +21,8 @@ static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
 // that touches it first. The caller calls device_touch for each buffer in the memory.
 static void *device_reserve(size_t bytes);
-// Touches the pages of `bytes` of device_reserve's memory, divided among the threads as ops divide their operands:
-// zeroes a byte of each, also before `memory`, and so comes before all use of it. Does nothing on the cuda target.
+// Touches the pages of a buffer in device_reserve's memory, divided among the threads as ops divide it, by a zero in
+// each page's first byte. That may be another buffer's: touch all before any is used. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
 // Allocates zeroed memory of the host, pinned on the cuda target, for host_free; never NULL, or the program ends.
@@ -30,9 +30,9 @@ static void *host_allocate(size_t bytes, struct device *dev);
 // Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);
 
-// Allocates zeroed memory of the host in one mapping, for what is offloaded, for host_release; NULL for 0 bytes. Each
-// page is touched by all threads, on the cuda target on the NUMA node of the GPU, if known, and then pinned. Ends the
-// program where there is too little, or where it can't be pinned: copies of pageable memory wait for the host.
+// Allocates zeroed memory of the host in one mapping, for what is offloaded, for host_release; NULL for 0 bytes. The
+// threads touch its pages, a part each: on the cuda target on the GPU's NUMA node, if known. There it is then pinned.
+// Ends the program where there is too little, or where it can't be pinned: copies of pageable memory wait for the host.
 static void *host_reserve(size_t bytes);
 // Unpins and frees memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
@@ -230,7 +230,7 @@ static void *host_reserve(size_t bytes) {
 }
 static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
-// Copies by all threads: one does not reach the bandwidth of the memory.
+// Copies bytes, to a range that does not overlap, by all threads: one does not reach the bandwidth of the memory.
 static inline void memory_copy(void *to, const void *from, size_t bytes) {
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
 #pragma omp parallel for if (chunks > 1)

@@ -6,24 +6,24 @@
 #include "runtime/machine/say.h"      // say_warning
 #include <stdio.h>                    // snprintf
 
-// Opens *dev, zeroed but for `threads` and `planned`, for process local_rank of its host: on the cuda target GPU
-// local_rank modulo the number of visible GPUs. Ends the program where no GPU is visible, and, unless may_share, where
-// several are, but no more than local_rank. Does nothing on the cpu target. matmul_create and device_close follow.
+// Opens *dev, zeroed but for `threads` and `planned`, for process local_rank, from 0, of its host: on the cuda target
+// GPU local_rank modulo the number of visible GPUs, and makes it current. Ends the program where no GPU is visible and,
+// unless may_share, where 2 to local_rank are. Does nothing on the cpu target. matmul_create and device_close follow.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
-// Writes device and floatX to text (n bytes), as "cuda: NVIDIA H200, compute capability 9.0, bf16"; returns text.
+// Writes to text (n bytes) "cuda: NVIDIA H200, compute capability 9.0, bf16", "cuda, bf16" if not open; returns text.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
 // Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
 // Returns the peak rate of dense matmuls of floatX, in flop/s, by the GPU's data sheet; 0: not known, or no GPU.
 static double device_data_sheet_flops(const struct device *dev);
 
-// Returns when all enqueued work is done.
+// Returns when all work enqueued on the device is done, not collectives and transfers, which have queues of their own.
 static inline void device_synchronize(struct device *dev);
 // Records event i, below DEVICE_EVENTS: it happens when all work enqueued so far is done.
 static inline void device_event_record(struct device *dev, int i);
-// Waits until event i, as it was last recorded, has happened; not at all where it never was recorded.
+// Blocks the host until event i, as it was last recorded, has happened; not at all where it never was recorded.
 static inline void device_event_wait(struct device *dev, int i);
 // Returns the seconds from event i to event j, as they were last recorded; both have happened.
 static inline double device_event_seconds(struct device *dev, int i, int j);
@@ -32,7 +32,7 @@ static inline double device_event_seconds(struct device *dev, int i, int j);
 // it by one call, any number of times, and graph_free frees it. Zero: nothing recorded. The cpu target records nothing.
 struct work_graph;
 // Begins to record what is enqueued, until graph_end. Returns false, with a warning, where CUDA refuses: what is
-// enqueued then runs, and graph_end is not called. The cpu target runs all.
+// enqueued then runs, and graph_end is not called. The cpu target returns true, and runs all.
 static bool graph_begin(struct device *dev);
 // Ends the recording and makes `graph`, zero before, of it. Returns false, with a warning, where CUDA refuses: the
 // caller enqueues the same work again. Ends the program where something was enqueued that can't be recorded.
@@ -41,7 +41,7 @@ static bool graph_end(struct work_graph *graph, struct device *dev);
 static inline bool graphs_are_refused(const struct device *dev);
 // Whether the graph holds recorded work, which graph_launch enqueues; always false on the cpu target.
 static inline bool graph_recorded(const struct work_graph *graph);
-// Enqueues a graph's work, where graph_recorded is true. Ends the program where the GPU has no memory left for it.
+// Enqueues a graph's work; graph_recorded must be true. Ends the program where the GPU has no memory left for it.
 static void graph_launch(struct work_graph *graph, struct device *dev);
 // Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
@@ -83,7 +83,7 @@ static size_t device_free_bytes(struct device *dev) {
     cuda_check(cudaMemGetInfo(&available, &total));
     return available;
 }
-// Returns the bytes of the GPU's memory taken since device_open: by libraries, graphs, and other processes on the GPU.
+// Returns the bytes of the GPU's memory taken since device_open: by buffers, libraries, graphs, and other processes.
 static size_t device_used_bytes(struct device *dev) {
     const size_t available = device_free_bytes(dev);
     return available < dev->free_bytes ? dev->free_bytes - available : 0;
