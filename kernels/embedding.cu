@@ -88,8 +88,8 @@ DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
 // Whether the pair of key `at` ascends, in the stage that makes sorted runs of `run` keys.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts, a tile a block. run 0: makes the tile's keys, from key n on the largest, and runs the stages up to runs of a
-// tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
+// Sorts, a tile a block. run 0: makes the tile's keys, all ones for those from n on, and runs the stages up to runs of
+// a tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     for (int i = threadIdx.x; i < tile; i += blockDim.x)
         keys[begin + i] = load_shared_long(shared + 8 * (uint32_t)i);
 }
-// Runs one step of the stage of runs of `run` keys, over pairs in different tiles.
+// Runs the step of the stage of runs of `run` keys that compares keys `stride` apart. The grid has a thread a pair.
 static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t run) {
     const int64_t first = sort_pair_first((int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride);
     const uint64_t a = keys[first], b = keys[first + stride];
@@ -130,7 +130,7 @@ static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t 
         keys[first + stride] = a;
     }
 }
-// keys (embedding_sort_size) = the rows, sorted by index, then by number; in 15 launches for 65,536 rows.
+// keys (embedding_sort_size) = the rows' keys, sorted by index, then row, and padding; 15 launches for 65,536 rows.
 static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, struct device *dev) {
     const int64_t n = (int64_t)B * index.T, size = embedding_sort_size(B, index.T);
     const int tile = size < SORT_TILE ? (int)size : (int)SORT_TILE;
@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// Sums dwpe without a sort, where a token's position is its place in its sequence; no token has the rows from T on.
+// Sums dwpe without a sort, where a token's position is its place in its sequence. Rows from T on: 0, unless add.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {
@@ -264,7 +264,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(table.sums + t * C + c, sum, C - c);
 }
 
-// Sums the rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size): scratch.
+// Sums dout's rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size): scratch.
 static void embedding_sums(struct table_gradient table, const floatX *dout, struct embedding_index index, int B, int C,
                            float scale, struct dropout dropout, uint64_t *keys, struct device *dev) {
     const int64_t n = (int64_t)B * index.T;
@@ -311,7 +311,7 @@ static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
         __builtin_prefetch((const char *)p + at, 1);
 }
 
-// Computes a row of embedding_forward. position NULL: none. first: its first element's number in the dropout mask.
+// Computes a row of embedding_forward, to (C). position (C) NULL: none. first: its first element's number in the mask.
 static inline void embedding_forward_row(floatX *to, const floatX *token, const floatX *position, int C, float scale,
                                          struct dropout dropout, int64_t first) {
     if (dropout.p == 0 && position == NULL && scale == 1) {

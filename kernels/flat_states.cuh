@@ -37,7 +37,7 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
     return x;
 }
 // Stores the first `count` of elements [at, at + 4), an 8-bit block with a new scale. All lanes of a warp call, lane l
-// with element 4 l of a block. bf16 is rounded by `random`, upper halves, where `stochastic`, else to nearest.
+// with element 4 l of a block. bf16 is rounded by the upper halves of random where `stochastic`, else to nearest.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
     if (format == FORMAT_FP32) {
@@ -98,7 +98,7 @@ DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int i
 enum { FLAT_PART = 1024 };
 static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a part is whole blocks");
 
-// Returns the address of element `at` of a state, a multiple of STATE_BLOCK.
+// Returns the address of the block of a state that begins at element `at`, a multiple of STATE_BLOCK.
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }
@@ -111,7 +111,7 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Encodes room (count) to `blocks`; FORMAT_FP32: does nothing. bf16 is rounded by words (count), or NULL: to nearest.
+// Encodes room (count) to blocks; FORMAT_FP32: nothing. bf16 is rounded by words' (count) upper halves; NULL: nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)
