@@ -260,7 +260,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n elements, BLOCK at most, to a block's row of the layout, whose rest stays; a constant n makes vectors of it.
+// Copies n elements, BLOCK at most, to a block's row of the layout, whose rest stays; a constant n compiles to vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;

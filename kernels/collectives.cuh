@@ -48,9 +48,9 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 // name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
-// Begins an exchange of lists of messages in the device's memory, without overlap, largest_exchanged_bytes at most both
-// ways together: the i-th that rank a sends to rank b, b = a included, is the i-th that b receives from a, of as many
-// bytes. Every rank begins it, also with empty lists. Lists and name are copied. Returns a ticket; 0: done already.
+// Begins an exchange of lists of messages in the device's memory, which do not overlap and have largest_exchanged_bytes
+// at most in all: the i-th that rank a sends to rank b, or itself, is the i-th that b receives from a, of as many
+// bytes. Every rank begins it, also with empty lists. Lists and name are copied. Returns a ticket (0: done already).
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);

@@ -41,7 +41,7 @@ static bool graph_end(struct work_graph *graph, struct device *dev);
 static inline bool graphs_are_refused(const struct device *dev);
 // Whether the graph holds recorded work, which graph_launch enqueues; always false on the cpu target.
 static inline bool graph_recorded(const struct work_graph *graph);
-// Enqueues a graph's work; graph_recorded must be true. Ends the program where the GPU has no memory left for it.
+// Enqueues a recorded graph's work; cpu target: nothing. Ends the program where the GPU has no memory left for it.
 static void graph_launch(struct work_graph *graph, struct device *dev);
 // Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
