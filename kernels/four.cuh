@@ -7,7 +7,7 @@
 enum { FLAT_THREADS = 256 };
 
 template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
-// Tells the emulator of an access to four elements, whose address and order it checks.
+// Tells the emulator of an access to four elements, whose address and order it checks; on a GPU does nothing.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 #ifdef CUDA_EMULATED
     emu_access_global(at, sizeof(four<T>), write);
@@ -15,7 +15,7 @@ template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 }
 // Whether four elements at this address can be read or written in one access.
 template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
-// Returns the first `count` of from[0..3], and zeros.
+// Returns the first `count` of from[0..3], 4 at most, and zeros, at any alignment; count <= 0: reads nothing.
 template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int count) {
     if (count >= 4 && four_aligned(from)) {
         four_check(from, false);
@@ -27,7 +27,7 @@ template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int c
             result.x[i] = from[i];
     return result;
 }
-// Stores the first `count` of value.x[0..3] at `to`.
+// Stores the first `count` of value.x[0..3], 4 at most, at `to`, of any alignment; count <= 0: stores nothing.
 template <class T>
 DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int count) {
     if (count >= 4 && four_aligned(to)) {

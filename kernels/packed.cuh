@@ -13,7 +13,7 @@ struct packed {
 // Whether p is a multiple of 16 bytes, as packed_load and packed_store need it.
 HOST_DEVICE bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-// Tells the emulator of a 16-byte access, whose address and order it checks.
+// Tells the emulator of a 16-byte access, whose address and order it checks; on a GPU does nothing.
 DEVICE_FUNCTION void packed_check(const void *p, bool write) {
 #ifdef CUDA_EMULATED
     emu_touch_global(p, 16, write);
@@ -72,7 +72,7 @@ DEVICE_FUNCTION void packed_store_unsplit(floatX *to, const struct packed &value
     packed_store(to, value);
 #endif
 }
-// Returns the first `count` elements, the others 0, at any alignment; in one access where that is possible.
+// Returns the first `count` elements, PACK at most, others 0, at any alignment; in one access where that is possible.
 DEVICE_FUNCTION struct packed packed_load_some(const floatX *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return packed_load(from);

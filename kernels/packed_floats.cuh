@@ -63,7 +63,7 @@ DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) 
         *(uint4 *)(to + i) = words;
     }
 }
-// Returns the first `count` floats, the others 0, at any alignment.
+// Returns the first `count` floats, PACK at most, the others 0, at any alignment.
 DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return floats_load(from);
