@@ -29,7 +29,7 @@ size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, 
     return 0;
 }
 
-// Encodes the tile of at most 128 x 128 elements at (row, col). values: its first element, in rows of `cols` elements.
+// Encodes the tile of up to 128 x 128 elements at (row, col), with its inverse scale. values: first, in rows of `cols`.
 static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                           int64_t row, int64_t col) {
     const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
@@ -55,7 +55,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
-// Encodes values (n) as elements from `begin` on, a multiple of NF4_BLOCK; sets their absmaxes (blocks of the matrix).
+// Encodes values (n) as elements from `begin`, a multiple of NF4_BLOCK: to.codes and absmaxes (blocks of the matrix).
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -96,7 +96,7 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Returns the value of an E4M3 code times `inverse`, its block's 1 / scale, a power of two; NaN: the block has a NaN.
+// Returns an E4M3 code's value times `inverse`, its block's 1 / scale, a power of two. inverse NaN: the result is NaN.
 // In an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not. From 2^-126 up bf16 is exact.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;

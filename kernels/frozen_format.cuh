@@ -22,16 +22,16 @@ size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
 // Returns the bytes of host memory that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.
 size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
-// Stores rows [first, first + n) of a matrix: `first` is a multiple of FROZEN_ROWS, and so is n, except of the last
-// rows; else the program ends. The first call has first = 0. All calls for a matrix share a workspace, for absmaxes.
+// Quantizes rows [first, first + n) of a matrix. `first` is a multiple of FROZEN_ROWS, and so is n but for the last
+// rows; else the program ends. The first call has first = 0: it zeroes all of `stored`. workspace: NULL where 0 bytes.
 void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
-// Completes a matrix after frozen_quantize_rows of all rows: NF4 encodes its absmaxes, whose mean is known only then.
+// Completes NF4's matrix after frozen_quantize_rows of all rows, by the absmaxes in workspace. Other formats: nothing.
 void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
-// out = rows [first, first + n) of a stored matrix, read back, on the device
+// out = any rows [first, first + n) of a matrix stored in the device's memory, read back as floatX
 void frozen_dequantize(floatX *out,        // (n, cols)
                        const void *stored, // frozen_bytes(format, rows, cols)
                        enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
