@@ -21,7 +21,7 @@ struct gpu_peak {
     int memory_mib;
     double memory_gbps, bf16_tflops, fp32_tflops, fp8_tflops;
     enum gpu_link link;
-    int capability; // compute capability, ten times the major and the minor
+    int capability; // compute capability: 10 major + minor
 };
 
 // A row whose words are part of another's comes after it: the first that fits is taken. Rows of one name are a GPU's
@@ -92,7 +92,7 @@ static const struct gpu_peak gpu_peaks[] = {
 };
 enum { GPU_PEAKS = sizeof gpu_peaks / sizeof *gpu_peaks };
 
-// Whether `words` is in `name`, with no letter or digit right before or after it; words that end in '$': at its end.
+// Whether `words`, not empty, are in `name`, no letter or digit right before or after; ending in '$': at name's end.
 static bool gpu_name_has(const char *name, const char *words) {
     size_t length = strlen(words);
     const bool at_end = words[length - 1] == '$';
@@ -105,8 +105,8 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Returns the row of a GPU by the driver's name for it and its bytes of memory, which tell editions of one name apart
-// (bytes 0: the smallest edition); NULL: no row has the name, or it is the name of a slice (MIG).
+// Returns the row of a GPU by the driver's name and its bytes of memory: of the name's editions the smallest with about
+// as many or more, else the largest (bytes 0: the smallest). NULL: no row has the name, or the name is a slice's (MIG).
 static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     const struct gpu_peak *found = NULL;
     const size_t slack = (size_t)1 << 30; // the least edition that has at least what the driver counts, about
