@@ -18,8 +18,8 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// Whether a GPU can't multiply FP8 matrices of this granularity; if so, writes to text (n bytes) why, with the option
-// to change. gpu.major 0: not known, refuses FP8 only in a build of fp32.
+// Whether FP8 products of this granularity are refused: in every build of fp32, else where this GPU can't do them
+// (gpu.major 0, not known: it can). If so, writes to text (n bytes) why, with the option to change; else text stays.
 static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity granularity,
                                    struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
@@ -59,8 +59,8 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits.
-// The runs fill GPU_SMS with 16 warps each, or fewer where the runs' sums would be much of the memory traffic.
+// The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits:
+// GPU_SMS x 16 warps (x 32 at 512 threads a row), at most N / 16, or N / 4 where a row is a block's: sums are traffic.
 static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -71,7 +71,7 @@ static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
-// The number of chunks of rows of residual_backward, which fill GPU_SMS with 64 warps each, of 2 rows or more.
+// The number of chunks of rows of residual_backward, N / 16 at most: with its blocks of columns, GPU_SMS x 64 warps.
 static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
@@ -89,7 +89,7 @@ static inline size_t gpu_qk_norm_backward_bytes(int64_t N, struct qk_norm_shape 
 
 // ---- embedding and gradients ----
 
-// The number of sort keys of the embedding's backward: the power of two from 2 on that holds all tokens.
+// The number of sort keys of the embedding's backward: the smallest power of two, from 2 on, that is B T or more.
 static inline int64_t embedding_sort_size(int B, int T) {
     int64_t size = 2;
     while (size < (int64_t)B * T)
@@ -105,7 +105,7 @@ static inline size_t gpu_squares_bytes(int ranges) { return (size_t)ranges * SQU
 
 // ---- attention ----
 
-// Its instructions, for the report.
+// The instructions of attention's kernels, for the report.
 #define GPU_FLASH_NAME (sizeof(floatX) == 2 ? "mma.sync bf16" : "mma.sync 3xTF32")
 #define GPU_SM90_NAME "wgmma bf16"
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile of attention/sm80.cu
@@ -138,7 +138,7 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on this GPU; empty where they can.
+// Does sm90_shape_unavailable_reason, then asks for a GPU of 9.0 (major 0: no GPU). bf16 is for the caller to check.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);
