@@ -49,13 +49,13 @@ void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
 // store = in, or where `add` store + in, summed in fp32. A store of FORMAT_BF16 is rounded stochastically, by
 // tensor_rounding of r for each tensor; FORMAT_FP32 does not read r. NaN stays NaN. In one launch for any number of
-// tensors: elements [begin, begin + n) of the flat buffers, begin a multiple of STATE_BLOCK; gaps are not written.
+// tensors: elements [begin, begin + n) of the flat buffers, begin (at store[0]) a multiple of STATE_BLOCK; gaps stay.
 void add_gradients(void *store, // (n)
                    enum state_format format,
                    const float *in, // (n)
                    int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
                    struct device *dev);
-// Returns r for tensor `row`, in a range that begins at element `begin` of the flat buffers.
+// Returns r for tensor `row`; r.first: flat element `begin`'s index in the tensor, below 0 if it is before the tensor.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
     r.first = begin - tensor.begin;
