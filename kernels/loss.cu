@@ -25,8 +25,8 @@ DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 struct logit {
     float z, slope;
 };
-// Returns z and slope of a logit. tanh x is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r), r = 1 / (e^2x + 1).
-// tanh.approx would err by 5e-4, and so z by 0.02 of a softcap of 30.
+// Returns z, and as slope dz/dlogit / scale, 1 unless capped. tanh x is 1 - 2r, to about 2e-7, its derivative
+// 4r (1 - r), r = 1 / (e^2x + 1). tanh.approx would err by 5e-4, and so z by 0.02 of a softcap of 30.
 template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(float logit, struct logit_transform t) {
     struct logit result = {logit, 1};
     if (KIND == LOGITS_SCALED)
@@ -64,7 +64,7 @@ DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int a
     return z;
 }
 
-// Computes the softmax of this thread's packs of the row, threadIdx.x, threadIdx.x + blockDim.x, ..., in one pass
+// Returns shift and sum of this thread's packs of the row, threadIdx.x, threadIdx.x + LOSS_THREADS, ..., in one pass
 // (Milakov and Gimelshein 2018). The shift is the maximum so far, which begins at a finite number so that -infinity
 // counts as 0. A NaN does not become the maximum; a NaN, and an infinity through infinity - infinity, ends up in `sum`.
 template <enum logit_kind KIND>
@@ -89,7 +89,7 @@ DEVICE_FUNCTION struct softmax_row softmax_of_warp(struct softmax_row part) {
     const struct softmax_row result = {shift, lanes_sum(softmax_rescaled_sum(part, shift), 32)};
     return result;
 }
-// Combines the softmax of all threads' packs, to the same bits in every thread. All LOSS_THREADS threads call, once.
+// Combines softmax_of_thread of all LOSS_THREADS threads to the same bits in each, by LOSS_SHARED_BYTES. All call once.
 DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     const uint32_t shared = shared_memory(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     part = softmax_of_warp(part);
@@ -251,7 +251,7 @@ void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *
 // Logits that are taken at a time, so that the second reading comes from the L1 cache.
 enum { LOSS_BLOCK = 1024 };
 
-// z[i] = the transform of logits; slope[i] = dz/dlogit / scale, only where LOGITS_CAPPED and slope is not NULL.
+// z = the transform of FLOATX_GROUP logits; slope = dz/dlogit / scale, only where LOGITS_CAPPED and slope is not NULL.
 ALWAYS_INLINE void logits_transformed(vec z[FLOATX_VECS], vec *slope, const floatX *logits, struct logit_transform t,
                                       enum logit_kind kind) {
     EACH_VEC z[i] = floatx_load(logits + i * LANES);
@@ -278,7 +278,7 @@ ALWAYS_INLINE void logits_transformed_some(vec z[FLOATX_VECS], vec *slope, const
         EACH_VEC z[i] = float_load(values + i * LANES);
     }
 }
-// Returns z of one logit, by the operations of logits_transformed; sets *slope.
+// Returns z of one logit, by the operations of logits_transformed; *slope = dz/dlogit / scale, 1 unless capped.
 ALWAYS_INLINE float logit_transformed(float *slope, float logit, struct logit_transform t, enum logit_kind kind) {
     *slope = 1;
     if (kind == LOGITS_PLAIN)
@@ -311,7 +311,7 @@ ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct
     }
     return vec_sum_in_order(sum);
 }
-// Returns the largest logit, which has the largest z. A NaN does not become the maximum.
+// Returns the largest logit, which has the largest z, at least -FLT_MAX. A NaN does not become the maximum.
 static inline float largest(const floatX *x, int n) {
     vec maxima = vec_set(-FLT_MAX);
     float result = -FLT_MAX;
@@ -327,7 +327,7 @@ static inline float largest(const floatX *x, int n) {
     return result;
 }
 
-// Computes the softmax of a row in one pass (Milakov and Gimelshein 2018). The shift is the maximum of the first block,
+// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the maximum of the first block,
 // at first finite so that -infinity counts as 0, and moves only when a later block's sum is too large. So sum is
 // between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A NaN, or
 // infinity - infinity, ends up in `sum`.

@@ -52,7 +52,7 @@ static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
 }
 
 struct softmax_row {
-    float shift, sum; // sum of e^(x - shift)
+    float shift, sum; // sum of e^(z - shift)
 };
 // Returns what the gradient multiplies the softmax by: 1 + 2 z_loss lse.
 HOST_DEVICE float z_loss_factor(struct softmax_row row, float z_loss) {
