@@ -33,7 +33,7 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
                (float)(1 - (double)r.mu), check);
 }
 
-// Updates four elements a thread, loads first as in adamw_four. A block of STATE_BLOCK may have several matrices.
+// Does muon_step of four elements a thread, loads first as in adamw_four. A STATE_BLOCK may have several matrices.
 template <bool AMAX>
 static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_tensors tensors,
                                         struct flat_tensors matrices, struct muon_factors factors,
@@ -88,7 +88,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
 
 #else
 
-// Updates the momentum of flat elements [first, last), of one tensor and at most FLAT_PART; first begins a block.
+// Does muon_momentum of flat elements [first, last), of one tensor, FLAT_PART at most, from a block's first on.
 static inline void muon_momentum_part(const struct muon_momentum_range *r, int64_t first, int64_t last, float scale) {
     float g_room[FLAT_PART], m_room[FLAT_PART];
     const int64_t at = first - r->begin;
@@ -124,7 +124,7 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
 }
 
 // Updates elements [first, last) of the flat buffers, of one matrix: keep value - step factor. words (last - first):
-// their random numbers; NULL with `split`, where parameters have a remainder.
+// their random numbers, which fp32 does not read; NULL with `split`, where parameters have a remainder.
 ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t first, int64_t last, float keep,
                                       float step, const uint32_t *words, bool split) {
     const int64_t at = first - r->begin, count = last - first;

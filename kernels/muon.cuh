@@ -37,7 +37,7 @@ struct muon_step_range {
 // in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without one
 // is rounded stochastically. A row of tensors is read as by adamw_update: lr_scale, decays, and amax, which is taken
 // also where the check (1) is not finite, and so nothing changes; check NULL: finite. matrices: the table of Muon's
-// matrices, whose rows have `scale`; a matrix begins anywhere, and each element of the range is in one.
+// matrices, whose rows have `scale`; a matrix begins anywhere. All elements of the range are in one, except gaps'.
 void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                const struct gradient_check *check, struct device *dev);
 __END_DECLS
