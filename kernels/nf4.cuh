@@ -27,7 +27,7 @@ enum { NF4_BLOCK = 64, NF4_ABSMAX_BLOCK = 256, NF4_LEVELS = 16, NF4_MAP_ZERO = 1
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f
 
 // The dynamic map's values from 0 up. Code NF4_MAP_ZERO + i is value i, and code NF4_MAP_ZERO - i its negative, which
-// only value 1 lacks. Decade i = 0..6 has 2^i values, the midpoints of as many equal parts of [0.1, 1], times
+// only the last, 1.0, lacks. Decade i = 0..6 has 2^i values, the midpoints of as many equal parts of [0.1, 1], times
 // 10^(i - 6), as PyTorch's fp32 arithmetic makes them: up to two units in the last place off the formula.
 #define NF4_MAP_VALUES \
     0.0f, 5.5000004e-7f, 3.2500002e-6f, 7.75e-6f, 2.1249998e-5f, 4.375e-5f, 6.625e-5f, 8.875e-5f, 0.00015625001f, \
@@ -98,7 +98,7 @@ HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
 
 // ---- Quantizing, on the host ----
 
-// Returns 1 / x; 1e38 where x is below 1e-38, whose reciprocal may be infinite.
+// Returns 1 / x; 1e38 where x is NaN, or below 1e-38, whose reciprocal may be infinite.
 static inline float nf4_inverse(float x) { return 1.0f / (x > 1e-38f ? x : 1e-38f); }
 
 // Returns the largest magnitude in x (n); a NaN counts as larger than infinity.
