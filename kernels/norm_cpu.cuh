@@ -135,8 +135,8 @@ static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, 
     }
 }
 
-// Does norm_backward for `rows` <= NORM_ROWS rows, without the amax: dweight_sum += dout * y, dbias_sum += dout, each
-// of norm_padded_columns(C) floats. residual NULL: 0.
+// Does norm_backward for `rows` <= NORM_ROWS rows, without amax and dx_partial: dweight_sum += dout * y, dbias_sum +=
+// dout, each of norm_padded_columns(C) floats. residual NULL: 0.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
                                       const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                                       const float *rstd, int C, struct norm_options options, const int rows) {

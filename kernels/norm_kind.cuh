@@ -8,7 +8,7 @@ struct norm_options {
     enum norm_kind kind;
     bool one_plus;  // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
     float epsilon;  // added to the variance
-    uint32_t *amax; // (1) takes the largest magnitude of forward's out or backward's dx (kernels/amax.cuh); NULL: none
+    uint32_t *amax; // (1) raised to the largest magnitude in forward's out or backward's dx (kernels/amax.cuh); or NULL
 };
 
 // Returns what a norm adds to each weight. -0.0 changes no float, where 0.0 would make 0 of -0.

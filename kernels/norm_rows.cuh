@@ -44,7 +44,7 @@ DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const f
 }
 
 // Replaces each x[k] by its sum over the row's threads. All lanes of the warp call, or for THREADS > 32 all threads of
-// the block: warps exchange sums in COUNT slots of shared memory from `slot` on, free again after the next barrier.
+// the block: warps exchange sums in COUNT slots of THREADS / 32 shared floats, from `slot` on, free after a barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -63,7 +63,7 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
-// Returns the weights (C) of the pack at column c, each plus `offset` (norm_weight_offset), in fp32.
+// Returns the weights (C) of the pack at column c, each plus `offset` (norm_weight_offset), in fp32; `offset` past C.
 template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const floatX *weight, float offset, int c, int C) {
     struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
 #pragma unroll
@@ -80,8 +80,8 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
     return whole;
 }
 
-// to[c] = the sum of column c, c < count, over the block's groups of THREADS threads, in their order. Every group has
-// the same columns, every thread a pack of them. All threads call; needs NORM_THREADS * PACK floats of shared memory.
+// to[c] = the sum of column c, c < count and THREADS * PACK, over the block's groups of THREADS threads, in order. All
+// groups have the same columns, a thread a pack. All threads call; needs NORM_THREADS * PACK floats of shared memory.
 template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
@@ -96,7 +96,7 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 
 enum { NORM_REDUCE_THREADS = 1024 };
 // a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. A
-// warp adds every 32nd run of 32 columns, the first one then all warps' sums. a or b NULL: not wanted.
+// warp adds every 32nd run of 32 columns, warp 0 then all warps' sums, by a shared float a thread. NULL: not wanted.
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
