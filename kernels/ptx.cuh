@@ -297,7 +297,7 @@ static inline void mma_model(void *fragments) {
     }
 }
 #endif
-// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes of the warp call.
+// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes call. 2t..: 2t, a word's lower half, and 2t + 1.
 // a: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g);
 // c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {

@@ -91,7 +91,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Waits as mbarrier_wait, then a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: its wait_place.
+// Does mbarrier_wait, here a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: wait_place of the call.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
@@ -158,8 +158,8 @@ PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Begins to copy a box of the tensor, at (c0, c1, c2, c3), innermost first, to shared memory at a multiple of 128; its
-// bytes count for the barrier, which must expect them.
+// Begins to copy a box of the tensor, from (c0, c1, c2, c3) on, innermost first, none below 0, to shared memory at a
+// multiple of 128. Elements past the tensor's ends become 0. The barrier must expect the bytes of the whole box.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
 #if defined(__CUDACC__)
@@ -183,7 +183,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, under bulk_store's conditions.
+// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, but not past its ends, as bulk_store does.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -274,7 +274,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
     emu_bulk_wait(PENDING, true);
 #endif
 }
-// Waits until at most PENDING of this thread's bulk groups are in flight; it sees what the other groups wrote.
+// Waits until at most PENDING of this thread's bulk groups are in flight; the thread sees what the other groups wrote.
 template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -339,7 +339,7 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
         asm volatile("" : "+f"(acc[i])::"memory");
 #endif
 }
-// Says that acc's COUNT registers are no longer wanted: else the compiler keeps them until a product overwrites them.
+// Gives up the values in acc (COUNT): else the compiler keeps them in registers until a product overwrites them.
 template <int COUNT> PTX_FUNCTION void wgmma_forget(float *acc) {
 #if defined(__CUDACC__)
 #pragma unroll
@@ -544,7 +544,7 @@ PTX_FUNCTION int load_acquire(const int *at) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Waits as wait_acquire, which is then a macro, at most WAIT_LIMIT_NS. PLACE: wait_place of the call.
+// Does wait_acquire, here a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: wait_place of the call.
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
                           "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),
