@@ -71,7 +71,7 @@ static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
-// The number of chunks of rows of residual_backward, N / 16 at most: with its blocks of columns, GPU_SMS x 64 warps.
+// The number of runs of rows of residual_backward, N / 16 at most: with its blocks of columns, GPU_SMS x 64 warps.
 static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
@@ -138,7 +138,7 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// Does sm90_shape_unavailable_reason, then asks for a GPU of 9.0 (major 0: no GPU). bf16 is for the caller to check.
+// Writes to `reason` (size bytes) why wgmma can't take the shape on this GPU (major 0: no GPU), or "". Presumes bf16.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);

@@ -407,7 +407,7 @@ static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *do
 int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
     return gpu_residual_backward_chunks(N, C);
 }
-// Does residual_backward with sums of columns: a block takes 32 packs of columns of a chunk, a warp every 8th row.
+// Does residual_backward with sums of columns: a block takes 32 packs of columns of a run, a warp every 8th row.
 static __global__ void __launch_bounds__(NORM_THREADS)
     residual_backward_columns_kernel(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
                                      struct dropout dropout) {

@@ -22,10 +22,10 @@ struct tensor_map; // kernels/tensor_map.cuh
 // --- Waits that may take too long: kernels/wait_limit.cuh -----------------------------------------------------------
 
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Tests until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which
-// STORE_ADDRESS stores; %1: what is awaited; FOUND: what was there; %3: the place. Takes few registers: the warps that
-// copy have 24. It is one asm, whose other ends ptxas sees to be dead: else ptxas would not let wgmmas run past it.
-// clang-format takes what stands between two strings for an expression.
+// Repeats LOOK until it sets `found`, for WAIT_LIMIT_NS (%2); then the first thread to give up leaves a wait_record and
+// traps. %0: the address, which STORE_ADDRESS stores; MBARRIER: 1 or 0; %1: what is awaited; FOUND: what was there; %3:
+// the place. Takes few registers: the warps that copy have 24. One asm, whose other ends ptxas sees to be dead: else
+// ptxas would not let wgmmas run past it. clang-format takes what stands between two strings for an expression.
 // clang-format off
 #define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                 \
     "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                        \
@@ -183,7 +183,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy a box, as tma_load_4d's, from shared memory to the tensor, but not past its ends, as bulk_store does.
+// Begins to store a box as tma_load_4d's from shared memory, not past the tensor's ends, under bulk_store's conditions.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
