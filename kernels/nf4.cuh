@@ -172,7 +172,8 @@ static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmax
 // Writes the block's 64 elements, looked up by code among the 16 values that a block of this absmax can have.
 static inline void nf4_decode_block(floatX *out, const uint8_t codes[NF4_BLOCK / 2], float absmax) {
 #if defined(PRECISION_BF16) && defined(__SSSE3__)
-    __m128i words[4], low, high; // the values' bits, and their bytes
+    __m128i words[4], low, high;           // the values' bits, and their bytes
+    absmax = isnan(absmax) ? NAN : absmax; // rounding would carry another NaN's low bits into the sign
     for (int i = 0; i < 4; i++) {
         const __m128i bits = _mm_castps_si128(_mm_mul_ps(_mm_loadu_ps(nf4_levels + 4 * i), _mm_set1_ps(absmax)));
         const __m128i odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
