@@ -12,7 +12,7 @@
 // With two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
 enum { QK_PACKS = 2 };
 
-// Calls LAUNCH_ROWS(threads, packs) for rows of up to `longest` elements. `whole`: the arrays are aligned to 16 bytes.
+// Calls LAUNCH_ROWS(threads, packs) for rows of up to `longest` elements. `whole`: norm_rows_whole of the rows' arrays.
 #define QK_ROWS_DISPATCH(LAUNCH_ROWS, longest, whole)                                                                  \
     do {                                                                                                               \
         const int packs_ = blocks_for(longest, PACK);                                                                  \
@@ -37,7 +37,7 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
-// Stores as row_store does, in a single instruction except where the longest rows leave no register for its operands.
+// Stores as row_store does; with PACKS of 1 to 7 in one instruction, for whose operands 8 packs leave no registers.
 template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0 && PACKS < 8)
         packed_store_unsplit(row + c, value);
@@ -88,7 +88,7 @@ DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int
     }
 }
 // Returns `value`, the pack at column c of a row of heads of D, rotated by angles (D). Partners come from the row's
-// copy at `row` in shared memory. D is a multiple of 8: four elements are of half a head, and partners are aligned.
+// whole copy at `row` in shared memory. D is a multiple of 8, so that each aligned four lie in one half of a head.
 DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_t row, const float *angles, int c,
                                              int D) {
     const int half = D / 2, head_c = c < D ? c : (int)((unsigned)c % (unsigned)D);
@@ -192,8 +192,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// Does backward for the q or the k rows, `count` a token, of C elements, of `tokens` tokens from d and x on: d becomes
-// dx; sums (C) = the run's dweight. rstd: of these rows. All threads call. `turn` alternates between two sets of slots.
+// Does backward for `tokens` tokens' q or k rows, `count` each, of C elements: d becomes dx, sums (C) their dweight.
+// d, x and rstd: at the first row, strided by whole tokens. All threads call; turn: 0, or as the last call left it.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -253,8 +253,8 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
         row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
 }
 
-// Does qk_norm_backward except for adding up the runs: sums (runs, q_width + k_width) get each run's dwq and dwk. Where
-// a row is a part of a warp, two blocks run at a time: the compiler, left to itself, spills to make room for three.
+// Does qk_norm_backward except for adding up the runs: sums (blocks, q_width + k_width) get dwq and dwk of each block's
+// run. Where a row takes a warp or less, two blocks run at a time: the compiler, left to itself, spills to fit three.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,

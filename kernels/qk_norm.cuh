@@ -37,10 +37,10 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                       float *dwq,        // (D), in full width (H D); NULL: not wanted
                       float *dwk,        // (D), in full width (Hkv D); NULL: not wanted
-                      const floatX *qkv, // (N, (H + 2 Hkv) D)
+                      const floatX *qkv, // (N, (H + 2 Hkv) D), forward's input
                       const floatX *wq,  // (D), in full width (H D)
                       const floatX *wk,  // (D), in full width (Hkv D)
-                      const float *rstd, // (N, H + Hkv), in full width (N, 2)
+                      const float *rstd, // (N, H + Hkv), in full width (N, 2); by forward
                       int64_t N, struct qk_norm_shape shape, bool add, void *workspace, struct device *dev);
 __END_DECLS
 

@@ -33,7 +33,7 @@ __BEGIN_DECLS
 // *micro_step = value, in the device's memory, after all work enqueued so far
 void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
 
-// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
+// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) if kept. The host reads any d.micro_step.
 void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
 
 // Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on an element's
@@ -47,7 +47,7 @@ struct rounding {
     int64_t first; // a multiple of 4
 };
 // Rounds x to bf16 stochastically, by `random` in [0, 65535]: up, in magnitude, for as many of these 65,536 values as
-// the lower half of x's bits says. What bf16 holds stays, NaN stays NaN.
+// the lower half of x's bits says. What bf16 holds stays, NaN stays NaN; up from bf16's largest number is infinity.
 HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     const uint32_t bits = float_bits(x);
     bf16 result;
@@ -58,7 +58,7 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
 // Returns a uniform number in [0, 1), in steps of 2^-24, which depends only on the arguments.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
-// out[i] = std * z, z standard normal, which depends only on (seed, stream, first_element + i). On the host.
+// out[i] = std * z, i < n, z standard normal, |z| < 6.8, of (seed, stream, first_element + i) only. On the host.
 void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
 __END_DECLS
 

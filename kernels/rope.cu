@@ -7,7 +7,7 @@
 #include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
 
-// (a, b) <- (a cos - b sin, b cos + a sin) in q and k heads; direction -1: inverse. amax: of all of qkv; NULL: none.
+// (a, b) <- (a cos - b sin, b cos + a sin) in q and k heads; direction, 1 or -1, times sin. amax: of qkv; NULL: none.
 static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
                             int Hkv, int D, float direction, uint32_t *amax, struct device *dev);
 
@@ -24,7 +24,7 @@ template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct p
         packed_store_some(to, x, count);
 }
 // Rotates this thread's packs of `rows` tokens, in the first `heads` of row_heads heads. WHOLE: D/2 is a multiple of
-// PACK, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0: no AMAX.
+// PACK, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0 without AMAX.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {

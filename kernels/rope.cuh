@@ -1,5 +1,5 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2. A table has each position's angles, and an amplitude that multiplies them.
+// element i + D/2. A table has the cosines and sines of each position's angles, times an amplitude, mostly 1.
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions
@@ -12,7 +12,7 @@ void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // Turns the gradient of rope_forward's result into the gradient of its input, in place: the rotation's transpose is the
-// rotation by the negative angle. amax (1): takes the largest magnitude of dqkv, v's too; NULL: not taken.
+// rotation by the negative angle. amax (1): kernels/amax.cuh's, of dqkv as stored, v's too; NULL: not taken.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,
@@ -33,7 +33,7 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 }
 #else
 __BEGIN_DECLS
-// Rotates the first `heads` heads of a token; direction -1: the inverse. Not inlined, for qk_norm_forward's same bits.
+// Rotates the first `heads` heads of a token; direction 1; -1: the transpose. Not inlined, for the same bits anywhere.
 void rope_rotate(floatX *token,          // (heads * D, and more)
                  const float *table_row, // (D): D/2 cosines, D/2 sines
                  int heads, int D, float direction);
