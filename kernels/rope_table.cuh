@@ -64,7 +64,7 @@ static inline double rope_factor(const struct rope_settings *s) { // 0: max_posi
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
 
-// Returns the number, not whole, of the pair that makes `turns` rotations in original_positions.
+// Returns the number, of any sign and not whole, of the pair that makes `turns` rotations in rope_original_positions.
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
@@ -105,11 +105,11 @@ static inline double rope_frequency(const struct rope_settings *s, int i) {
     __builtin_unreachable();
 }
 
-// Returns the amplitude that YaRN derives from a factor; mscale: 1, or a model's own weight of the logarithm.
+// Returns the amplitude that YaRN derives from a factor: 1 up to factor 1. mscale: the logarithm's weight, usually 1.
 static inline double rope_yarn_mscale(double mscale, double factor) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
-// Returns attention_factor; 0: what YaRN derives from the factor, by mscale and mscale_all_dim if neither is 0.
+// Returns attention_factor, or where it is 0 YaRN's amplitude: mscale's / mscale_all_dim's if neither is 0, else 1's.
 static inline double rope_yarn_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)
@@ -118,7 +118,7 @@ static inline double rope_yarn_amplitude(const struct rope_settings *s) {
         return rope_yarn_mscale(s->mscale, factor) / rope_yarn_mscale(s->mscale_all_dim, factor);
     return rope_yarn_mscale(1, factor);
 }
-// Returns attention_factor; where that is 0, the amplitude that LongRoPE derives from the factor.
+// Returns attention_factor, or where it is 0 the amplitude that LongRoPE derives from the factor: 1 up to factor 1.
 static inline double rope_longrope_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)

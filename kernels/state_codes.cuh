@@ -96,8 +96,8 @@ HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(la
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // Returns the index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last
-// index is `last`; 0 only where y is under half the first. By comparisons and arithmetic, which vectorize: the border
-// between two decades is a whole part above the power of ten. Halfway, within rounding, either may result.
+// index is `last`; 0 only where y is NaN or under half the first. By comparisons and arithmetic, which vectorize: the
+// border between two decades is a whole part above the power of ten. Halfway, within rounding, either may result.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \
@@ -128,7 +128,7 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x a second moment; 0 only where x is 0. inverse: of root_code_scale.
+// Returns the code of x's root, x a second moment; 0 only where x is 0 or NaN. inverse: code_inverse(root_code_scale).
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

@@ -13,7 +13,7 @@
 //
 // The split of a master weight is exact for all finite floats: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff. Ties
 // round away from zero: with ties to even an even hi has 65,537 preimages, and no 16 bits tell them apart. So every
-// parameter is rounded by parameter_rounded: initial, loaded, updated and saved ones.
+// parameter is rounded by parameter_rounded; only an update without a remainder rounds by parameter_stochastic.
 #pragma once
 #include "kernels/device.cuh"      // floatX, bf16, HOST_DEVICE
 #include "kernels/random.cuh"      // bf16_stochastic
@@ -58,7 +58,7 @@ HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     memcpy(&master, &bits, sizeof master);
     return master;
 }
-// Rounds a parameter to floatX as split_high does, in the one way for all parameters. A NaN may become a number.
+// Rounds a parameter to floatX: to bf16 as split_high does, where a NaN may become a number; in fp32 it stays.
 HOST_DEVICE floatX parameter_rounded(float exact) {
 #ifdef PRECISION_BF16
     return split_high(exact);
@@ -66,7 +66,7 @@ HOST_DEVICE floatX parameter_rounded(float exact) {
     return exact;
 #endif
 }
-// Rounds a parameter to floatX stochastically, by `random` in [0, 65535], which fp32 does not read.
+// Rounds a parameter to floatX: to bf16 as bf16_stochastic does, by `random` in [0, 65535]; in fp32 it stays.
 HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
 #ifdef PRECISION_BF16
     return bf16_stochastic(exact, random);
@@ -84,12 +84,11 @@ HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 }
 
 __BEGIN_DECLS
-// Decodes n elements of a state whose first block is at `state`. On the host. Ends the program for FORMAT_NONE and for
-// FORMAT_REMAINDER, which is no number without its parameter.
+// Decodes the first n elements of a state, on the host. Ends the program for FORMAT_NONE and FORMAT_REMAINDER.
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// Encodes n values to nearest on the host; a last 8-bit block's rest becomes 0. Ends the program as state_decode does.
+// Encodes n values to nearest, on the host; a last block's rest is 0 in 8 bits, else stays. Fails as state_decode does.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);
@@ -138,7 +137,8 @@ static inline uint32_t values_largest_bits(const float *values, int count) {
         largest = code_larger_bits(largest, values[i]);
     return largest;
 }
-// Encodes values (count) as a block's first elements; the others stay. Ends the program for FORMAT_REMAINDER and _NONE.
+// Encodes values (count), to nearest, as a block's first elements. The others' bytes stay, but in 8 bits the block gets
+// these values' scale, which changes the others. Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
     bf16 *rounded = (bf16 *)block;
     struct code_block *coded = (struct code_block *)block;

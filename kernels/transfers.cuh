@@ -30,16 +30,17 @@ static void transfers_close(struct transfers *t, struct device *dev);
 // Begins a copy from or to pinned host memory, after work enqueued so far. Returns a ticket for transfer_wait, never 0.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
-// Makes all work that is enqueued on the device from here on wait until the transfer is done. Ticket 0: nothing to wait
-// for. Aborts where the transfer began in another recording of a graph, or outside of this one.
+// Makes all work that is enqueued on the device from here on wait until the transfer is done; on the cpu target waits.
+// Ticket 0: does nothing. Aborts unless transfer and wait are in the same recording of a graph, or neither is in any.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Returns the seconds that the device waited for transfers so far, except in graphs; cpu target: 0 without a bus rate.
+// Returns the seconds that the device waited for transfers, in waits that are over and in no graph; on the cpu target 0
+// without a bus rate. Not to call while a graph is recorded.
 static double transfers_waited_s(struct transfers *t);
 // Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
 // after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// Lets the cpu target, for tests, copy in this direction only when a transfer is waited for: a missing wait shows. (A
-// buffer that is used while it is copied shows in the usual order.) The emulator has its own orders (EMU_STREAMS).
+// Puts off the cpu target's copies of this direction until a wait for that transfer or a later one, or until the next
+// TRANSFER_EVENTS begin: a missing wait shows. (Use during a copy shows in the usual order.) Emulator: EMU_STREAMS.
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction);
 
 // A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
@@ -133,9 +134,8 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event. If the event was recorded again since, it is a later transfer's of the same stream,
-// and waiting for it waits for both transfers. An event of a recording orders nothing outside of it, and none outside
-// can be waited for each time that the graph is launched: so either aborts.
+// Waits for the transfer's event, or for a later transfer's of the same stream that took its place. An event of a
+// recording orders nothing outside, and no event outside can be waited for at each launch: so either aborts.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);

@@ -59,7 +59,7 @@ static inline vec vec_min(vec a, vec b) {
 #endif
 }
 
-// Returns sum + a b, rounded once where the CPU can: the compiler might round instances of an inlined loop otherwise.
+// Returns sum + a b, rounded once where the CPU can: the compiler might fuse some inlined copies of a loop, others not.
 static inline vec vec_fma(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -100,7 +100,7 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
 #endif
 
 enum { EXP2_VECS = 4 };
-// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a
+// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-126.5 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a
 // polynomial of degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches
 // the exponent field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it:
 // n = -127 makes the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a
@@ -133,8 +133,8 @@ static inline vec vec_tanh(vec x) {
     return vec_min(vec_set(1.0f), vec_max(vec_set(-1.0f), x * p / q));
 }
 
-// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half is left over. A NaN stays
-// one unless the top 16 bits of its payload are all ones, which arithmetic makes of no bf16.
+// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half is left over. A quiet NaN
+// stays one unless the top 8 bits of its fraction are all ones, which arithmetic makes of no bf16.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;
     return bits + 0x7fffu + ((bits >> 16) & 1u);

@@ -73,7 +73,7 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-// Returns the record, in pinned memory, never freed, of all compiled files; NULL: there is no memory for it.
+// Returns the record, which all files share, zero before a wait is too long; pinned, never freed. NULL: no memory.
 inline struct wait_record *wait_limit_record(void) {
     static struct wait_record *const record = [] {
         struct wait_record *memory = NULL;

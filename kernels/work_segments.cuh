@@ -24,15 +24,16 @@ struct work_segments;
 
 // Begins to record `segments` or, once recorded, to enqueue them. *segments must stay where it is until segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
-// Ends what segments_begin began: enqueues the last segment, and from then on all are recorded. Aborts where there are
-// fewer segments than were recorded. Does nothing where CUDA refused to record on the way.
+// Ends what segments_begin began: cuts the last segment (segments_cut), and from then on all are recorded. Aborts where
+// there are fewer segments than were recorded. Does nothing where CUDA refused to begin a recording on the way.
 static void segments_end(struct device *dev);
 // Whether the caller is to run the next op, and then to call segments_op_end. Always true where no segments were begun,
 // within an op, and from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
-// Ends a segment: enqueues its graph, unless it has no ops. Called before anything but an op is enqueued. Does nothing
-// where no segments were begun. Aborts within an op, and where a segment has more or fewer ops than were recorded.
+// Ends a segment: enqueues its graph. Called before anything but an op is enqueued. Does nothing without ops and where
+// no segments were begun. Ends the program if CUDA refuses the graph; aborts within an op, and on other ops or more
+// segments than were recorded.
 static inline void segments_cut(struct device *dev);
 // Frees the recorded work and zeroes the struct.
 static void segments_free(struct work_segments *segments);
@@ -93,8 +94,7 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
-// Enqueues the graph of the segment at hand, made first while segments are recorded, and goes on to the next. Ends the
-// program where CUDA refuses the graph; aborts where the ops are not as many as were recorded.
+// Enqueues the graph of the segment at hand, made first while recording, and goes on to the next. Ends as segments_cut.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {
