@@ -33,8 +33,8 @@ struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// P^T = 2^(scale S^T - m), times `factors` unless NULL; *strip gets the new m and l, rescale (32) 2^(old m - new m), by
-// which O^T so far shrinks. In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
+// P^T = 2^(scale S^T - m) of `panels` blocks, times `factors` unless NULL, which l leaves out. *strip gets the new m
+// and l, rescale (32) 2^(old m - new m), for O^T so far. p: in fp32 `scores`, overwritten; in bf16 for right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -96,7 +96,7 @@ static inline void flash_rescale(float *blocks, const float *rescale, int steps)
     }
 }
 
-// Writes out = O / l and, unless NULL, lse = ln 2 * m + ln l of one finished strip. blocks: O^T; state: m and l.
+// Writes one strip's out = O / l, merges its amax, writes lse = ln 2 * m + ln l unless NULL. blocks: O^T; state: m, l.
 static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip,
                                const float *blocks, const struct flash_strip *state) {
     float inverse[BLOCK];
@@ -110,7 +110,7 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
         lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
 }
 
-// Computes out and lse of one tile of queries of one head. place: where the tile's KV head is packed.
+// Computes out, its amax, and lse of one tile of queries of one head. place: where the head's K and V^T are packed.
 ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *out, float *lse, const floatX *qkv,
                                       const struct flash *f, int b, int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
@@ -183,7 +183,7 @@ static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head
     else
         flash_pack_panel(LAYOUT_FP32, f, qkv, kv_head, panel, place, backward);
 }
-// Packs every KV head at the place of its number. All threads of the team call.
+// Packs every KV head at the place of its number. All threads of the team call, and wait until all is packed.
 static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
@@ -197,7 +197,7 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
         flash_forward_tile(LAYOUT_FP32, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
-// Returns the bytes of packed K and V, 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements of 2 or 4 bytes.
+// Returns the bytes of packed K and V, B * Hkv * roundup(T, 32) * roundup(D, 32) times 4 or 8; 0 for a planned GPU.
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return 0;
@@ -237,7 +237,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 
 // ---- Backward: its units of work are kernels/attention/cpu_cuts.cuh's ----
 
-// Fills *queries for `strips` strips from strip `first` on; delta = rowsum(dout * out). Past T, lse and delta are 0.
+// Fills *queries for `strips` strips from strip `first` on; delta = rowsum(dout * out). Past T all of *queries is 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
@@ -300,7 +300,7 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
 }
 
 // Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
-// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of FLASH_PANELS. all_factors: dropout's, blocks as g->ds.
+// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of each strip's panels. all_factors: dropout's, as g->ds.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const float *all_factors,
                                         const struct flash_sight *sight, const struct flash *f, int64_t place,
@@ -331,8 +331,8 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
     flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Computes dQ of one tile of queries of one head, and adds dK, still without the scale, and dV to dk and dv, (panels,
-// steps) blocks; overwrites panels of the tile from `written` on. place: where flash_pack put the head's K, K^T and V.
+// Computes dQ and its amax of one tile of queries of one head, and adds dK, still without the scale, and dV to dk and
+// dv, (panels, steps) blocks, of which it overwrites panels from `written` on. place: the KV head's, of flash_pack.
 ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {
@@ -374,7 +374,7 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes dK and dV of one panel, `sums` (segments, 2, panels, steps) added in order of segments, and merges their amax.
+// Writes a panel's dK, times the scale, and dV: `sums` (segments, 2, panels, steps) added in order. Merges their amax.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -404,7 +404,8 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
     }
 }
 
-// Computes dQ of one segment of a KV head. dK and dV stay in `sums`, (2, panels, steps) blocks.
+// Computes dQ of one segment of a KV head. dK, without the scale, and dV of panels that it visits stay in `sums`, (2,
+// panels, steps) blocks; other panels are not set.
 static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
                                 const float *lse, const struct flash *f, const struct flash_cuts *cuts, int64_t kv_head,
                                 int segment, int64_t place) {
@@ -420,9 +421,8 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     }
 }
 
-// Returns the bytes of packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each
-// by the blocks' layout; and of the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where
-// B * Hkv * segments is at most 31 + max(1, B * Hkv).
+// Returns the bytes of packed K, K^T and V, 3/2 of forward's, and of the units' sums, 8 bytes * B * Hkv * segments *
+// roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most 31 + B * Hkv; gpu_sizes.cuh's for a planned GPU.
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_flash_backward_bytes(shape);
