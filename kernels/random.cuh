@@ -55,7 +55,7 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     return result;
 }
 
-// Returns a uniform number in [0, 1), in steps of 2^-24, which depends only on the arguments.
+// Returns a uniform number in [0, 1), in steps of 2^-24, which depends only on the arguments; of stream, bits 0 to 62.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
 // out[i] = std * z, i < n, z standard normal, |z| < 6.8, of (seed, stream, first_element + i) only. On the host.

@@ -128,12 +128,12 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x a second moment; 0 only where x is 0 or NaN. inverse: code_inverse(root_code_scale).
+// Returns the code of x's root, x a second moment; 0 only where x is 0 or NaN. inverse: code_inverse of the scale.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);
 }
-// Returns the second moment that a code of its root stands for; at least 2^-149 where the code is not 0.
+// Returns the second moment that a code of its root stands for, at least 2^-149 if not 0. scale: root_code_scale's.
 HOST_DEVICE float root_code_value(uint8_t code, float scale) {
     const float root = CODES(root_code_magnitudes)[code] * scale, least = code > 0 ? 0x1p-149f : 0;
     return root * root > least ? root * root : least;

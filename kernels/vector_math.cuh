@@ -88,7 +88,7 @@ HOST_DEVICE float vector_tanhf(float x) {
 }
 
 // Computes sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1: the turn is cut at odd eighths, and in each quarter the two are
-// polynomials of 2 pi f, |f| <= 1/8 (exact in fp32), that swap places and signs. At most 1.5e-7 absolute.
+// polynomials of 2 pi f, |f| <= 1/8 (exact in fp32), that swap places and signs. Off by at most 1.5e-7.
 HOST_DEVICE void vector_sincos_turn(float *sine, float *cosine, float u) {
     const float shifted = 4.0f * u + ROUNDING_MAGIC;
     const uint32_t quarter = float_bits(shifted);

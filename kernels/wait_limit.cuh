@@ -83,7 +83,7 @@ inline struct wait_record *wait_limit_record(void) {
     }();
     return record;
 }
-// Tells the kernels of the file being compiled where the record is; LAUNCH calls this first. Returns CUDA's error.
+// Tells the kernels of the compiled file where the record is, the first time; LAUNCH calls this. Returns CUDA's error.
 static cudaError_t wait_limit_open(void) {
     static const cudaError_t status = [] {
         struct wait_record *const record = wait_limit_record();
