@@ -340,15 +340,19 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters of no weight, listed modules without one, and no tensors; sets m->used. Returns NULL, or an error.
+// Refuses adapters that fit no weight, listed modules without one, and no tensors. Returns NULL, or an error.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {
-            const char *weight = m->base.files[f].tensors[i].name;
-            const bool has_a = merge_find(m, weight, "lora_A") != NULL, has_b = merge_find(m, weight, "lora_B") != NULL;
-            if (!has_a && !has_b && merge_is_target(m, weight))
+            const struct safetensors_tensor *t = &m->base.files[f].tensors[i];
+            struct merge_pair pair;
+            bool has = false;
+            const char *problem = merge_pair_of(m, &pair, &has, t, m->base.names[f], error);
+            merge_pair_free(&pair);
+            RETURN_PROBLEM(problem);
+            if (!has && merge_is_target(m, t->name))
                 return error_format(error, "%s: has no adapter of '%s', though target_modules names it",
-                                    m->adapters.names[0], json_show(weight).text);
+                                    m->adapters.names[0], json_show(t->name).text);
         }
     for (int i = 0; i < m->adapters.files[0].count; i++)
         if (!m->used[i])
