@@ -10,7 +10,7 @@
 
 enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
-// Copies one pack of a k or v head per thread. In a row of qkv, k's heads and then v's follow q's.
+// Copies one pack of a k or v head per thread, where kv_cache_slot >= 0. In a row of qkv, k's heads and v's follow q's.
 static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
                                               const int32_t *ends, int capacity, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
@@ -57,8 +57,8 @@ struct decode_sums {
 // Returns where a team's results lie in shared memory: its max, its total, then D sums.
 DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
 
-// Computes one head of a sequence per block. A team of `lanes` lanes, a power of 2, takes a key at a time, DECODE_SLICE
-// elements a lane; then each element's thread adds the teams' results.
+// Computes one head of a sequence per block. A team of `lanes` lanes, a power of 2 such that D elements are at most
+// DECODE_SLICE a lane, takes a key at a time; then each element's thread adds the teams' results (decode_team).
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
                             const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
@@ -156,7 +156,7 @@ static inline xvec decode_vec(const floatX *head, int v, int D) {
     return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);
 }
 
-// scores = scale q K^T of n keys, (n, D). Returns the largest score. scale: decode_scale's.
+// scores = scale q K^T of n keys, (n, D). Returns the largest score. q: decode_vec's of a head; scale: decode_scale's.
 static inline float decode_scores(float *scores, const xvec *q, const floatX *keys, int n, int D, float scale) {
     float max = -INFINITY;
     for (int j = 0; j < n; j++) {
@@ -178,8 +178,8 @@ static __attribute__((noinline)) float decode_capped(float *scores, int n, float
     return decode_cap(max, softcap);
 }
 
-// sums = sums * shrink + weights V of n values, for `vecs` vectors of each from vector `first` on. sums: (vectors,
-// XVEC_PARTS) as xvec_part has them.
+// sums = sums * shrink + weights (n) V (n, D), only for the `vecs` <= DECODE_VECS vectors from vector `first` on. sums:
+// (all vectors of D, XVEC_PARTS) as xvec_part has them.
 ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights, float shrink, const floatX *values,
                                  int n, int first, int D) {
     vec sum[DECODE_VECS * XVEC_PARTS];
@@ -210,7 +210,7 @@ static void decode_all_values(vec *sums, const float *weights, float shrink, con
         decode_values(1, sums, weights, shrink, values, n, v, D);
 }
 
-// p = 2^(p - max) of n scores. Returns the sum of the n results. p has room for DECODE_KEYS.
+// p = 2^(p - max) of n scores, 0 in the rest of the last EXP2_VECS vectors. Returns the sum. p: room for DECODE_KEYS.
 static inline float decode_weights(vec *p, int n, float max) {
     vec sum = vec_set(0);
     for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)
@@ -225,7 +225,7 @@ static inline float decode_weights(vec *p, int n, float max) {
     return vec_sum(sum);
 }
 
-// out = softmax(cap(scale q K^T)) V of one head over `count` keys, online, by runs of keys; scores in units of ln 2.
+// out = softmax(cap(scale q K^T)) V of one head over `count` > 0 keys, online, by runs of keys, in units of ln 2.
 static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count,
                         struct attention_shape shape) {
     const int D = shape.head_dim;

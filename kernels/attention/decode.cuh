@@ -12,8 +12,8 @@
 
 __BEGIN_DECLS
 // Stores the k and v of (B, T) tokens, out of their qkv rows, in the caches, at positions starts[b] to starts[b] +
-// T - 1. Of these, only positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring,
-// and the rows after a shorter prompt's end are no tokens, which must not push the prompt's tokens out.
+// T - 1, but only from position ends[b] - capacity to ends[b] - 1: a prompt may be longer than the ring, and the rows
+// after a shorter prompt's end are no tokens, which must not push the prompt's tokens out. Other slots stay.
 void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      floatX *values,        // (B, Hkv, capacity, D)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -25,7 +25,7 @@ static size_t attention_decode_workspace_bytes(struct attention_shape shape, int
     return 0;
 }
 // out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
-// own included: kv_cache_append comes first. shape.T is 1; shape.first_key and shape.last_query are not read.
+// own included: kv_cache_append comes first. Of qkv only q is read; shape.T, first_key, last_query, workspace are not.
 void attention_decode(floatX *out,              // (B, H * D)
                       const floatX *qkv,        // (B, (H + 2 Hkv) * D)
                       const floatX *keys,       // (B, Hkv, capacity, D)
@@ -43,9 +43,9 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
 HOST_DEVICE int decode_num_keys(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }
-// Returns what q k is multiplied by: to a score in units of ln 2 or, with a softcap, to the argument of decode_cap.
+// Returns the factor that turns q k into a score in units of ln 2 or, with a softcap, into the argument of decode_cap.
 HOST_DEVICE float decode_scale(struct attention_shape shape) {
     return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
 }
-// Returns the capped score in units of ln 2, from q k times decode_scale.
+// Returns the capped score in units of ln 2, from q k times decode_scale. softcap > 0.
 HOST_DEVICE float decode_cap(float score, float softcap) { return softcap * LOG2E * vector_tanhf(score); }
