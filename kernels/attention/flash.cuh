@@ -14,20 +14,20 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the backend can't take the shape, its features aside; an empty text where it can.
+// Writes to `reason` (size bytes) why flash_* can't take the shape's sizes: empty where they can, so always on a CPU.
 void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape, const struct device *dev);
-// Writes to `reason` (size bytes) why the kernels by wgmma can't take the shape on this GPU, or on the one that is
-// planned for; an empty text where they can. Asks the driver, which takes its time: not for each launch.
+// Writes to `reason` (size bytes) why sm90_* can't take the shape's sizes or softcap on this GPU, or on the one that is
+// planned for, or are not in the build; empty where they can. Asks the driver, which takes time: not at each launch.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
-// Returns a constant: the name of the instructions and types of the backend's products.
+// Returns a constant: the instructions and types of the products.
 const char *flash_describe(const struct device *dev);
-// Whether unfused attention is predicted to be faster on this GPU, or on the one that is planned for.
+// Whether unfused attention is predicted to be faster on this GPU, or on the one that is planned for; on a CPU false.
 bool flash_is_slower(const struct device *dev);
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
 // out = dropout(softmax(scale Q K^T + causal mask)) V, scores also capped and keys hidden as the shape says; lse =
-// ln(sum of e^s) of each row's scores s: scaled, capped and masked.
+// ln(sum of e^s) of each row's scores s: scaled, capped and masked, before dropout. shape.full is not read.
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
@@ -43,7 +43,7 @@ void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev);
 
-// Returns the bytes of sm90_forward's workspace for a shape with a first_key, whether or not the table is set yet.
+// Returns the bytes of the workspace that sm90_forward uses with a first_key. shape.first_key itself is not read.
 size_t sm90_forward_workspace_bytes(struct attention_shape shape);
 // out = softmax(scale Q K^T + mask) V; lse = log2(sum of e^s) of each row's masked, scaled scores s. The mask is causal
 // and hides the keys before shape.first_key; with shape.full there is no mask, and a first_key ends the program.
@@ -56,8 +56,8 @@ void sm90_forward(floatX *out,       // (B, T, H * D)
 // The number of runs of rows over which backward sums dqkv's columns, the rows of options.bias_partial.
 int64_t sm90_bias_chunks(struct attention_shape shape);
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
-// Computes the gradient of sm90_forward, whose shape, qkv, out and lse these are, and undoes RoPE on it where
-// options.rotary is given. Writes all of dqkv. With shape.full, tables or positions in use end the program.
+// Computes the gradient of sm90_forward, whose shape, qkv, out and lse these are, and undoes RoPE on dQ and dK where
+// options.rotary is given. Writes all of dqkv. With shape.full, a first_key or positions that are set end the program.
 void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const floatX *dout, // (B, T, H * D)
                    const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
