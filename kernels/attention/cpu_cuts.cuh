@@ -8,7 +8,7 @@
 
 enum { FLASH_UNITS = 32 }; // keep a few dozen threads busy; each costs 8 * T * D bytes of sums
 
-// The number of segments that each KV head's pairs are cut into; 1 where there are FLASH_UNITS KV heads or more.
+// The number of segments of a KV head, so many that all B * Hkv heads have FLASH_UNITS units; at most one for each pair.
 static inline int flash_segments(const struct flash *f) {
     const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
@@ -20,7 +20,7 @@ struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
 };
-// Fills *cuts, so that a KV head's segments have about the same visible area.
+// Fills *cuts, so that a KV head's segments have about the same visible area. A segment may be empty.
 static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
     cuts->segments = flash_segments(f);
     cuts->pairs = f->tiles * f->group;
@@ -44,7 +44,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
-// The number of panels, from the first on, that the pairs before `pair` reach.
+// The number of panels, from panel 0 on, up to the last that a pair before `pair` sees, whatever first_key hides.
 static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;

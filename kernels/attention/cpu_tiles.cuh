@@ -57,7 +57,7 @@ static inline int flash_queries_count(const struct flash *f, int first_strip, in
     const int rest = f->shape.T - first_strip * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
-// Returns the packed blocks of panel `panel` of the KV head at `place`: a place has the room of one KV head.
+// Returns the blocks of panel `panel` at `place`, which has the room of one KV head, of `packed`: f->k, f->kt or f->v.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
 }
@@ -100,7 +100,8 @@ static double flash_effective_sequences(const struct flash *f) {
     return sum / most;
 }
 
-// Whether KV heads keep the team's threads busy: then a thread takes whole heads, and packs each at its cached place.
+// Whether each thread takes whole KV heads and packs them, one after the other, at the place of the thread's number,
+// which stays in its cache: from about 4 heads a thread on. To be called in the parallel region.
 static inline bool flash_whole_heads(const struct flash *f) {
     return flash_effective_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
@@ -117,7 +118,7 @@ struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
 };
-// Fills *sight for `strips` strips of queries of sequence b, from strip `first` on.
+// Fills *sight for `strips` strips of queries of sequence b, from strip `first` on; first_key only if the shape has it.
 static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
     for (int s = 0; s < strips; s++) {
         sight->begin[s] = flash_begin(f, b, first + s);
@@ -134,8 +135,7 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns the panels [begin, end) of [group, group + FLASH_PANELS) that `strip`, number s of its tile, sees; none where
-// end <= begin.
+// Returns which of FLASH_PANELS panels from `group` on are seen by `strip`, number s of its tile; none: end <= begin.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
@@ -148,7 +148,7 @@ static inline void flash_mask_diagonal(float *scores) {
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
-// Sets to -inf the scores in the block of S^T at `panel` that the queries of `strip`, number s of its tile, don't see.
+// Sets to -inf the scores in a block of S^T, `panel` <= `strip`, that the strip, number s of its tile, doesn't see.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         flash_mask_diagonal(scores);
@@ -177,7 +177,7 @@ static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }
 
-// factors = dropout's factors of `panels` <= FLASH_PANELS blocks of P^T, from panel `first` on, of strip `strip`.
+// factors = dropout's, of `panels` <= FLASH_PANELS blocks of P^T from panel `first` on of `strip`, 0 for rows past T.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
@@ -191,7 +191,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges the amax.
+// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges into *f->amax.
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
                              const struct flash *f) {
     const int D = f->D;
@@ -220,8 +220,8 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
-// Stores EXP2_VECS rows of a block's P^T, x, and dS^T, from row `key` and column c on: P^T as a left operand, dS^T as a
-// left and a right one; in fp32 the two are one, ds_right.
+// Stores EXP2_VECS rows, a vector of each, of a block's P^T, x, and dS^T, from row `key` and column c on: P^T as a left
+// operand, dS^T as a left and a right one; in fp32 the two are one, ds_right, and ds_left is not written.
 ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
                                          const vec *x, const vec *ds, int key, int c) {
     for (int i = 0; i < EXP2_VECS; i += 2) {
@@ -240,7 +240,7 @@ ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p
     }
 }
 // Adds a panel's dK and dV, of `depth` strips of the tile from strip `begin` on, to dk and dv, (steps) blocks each;
-// where `fresh`, overwrites them. slot: the panel's in g->ds.
+// where `fresh`, overwrites them. dK lacks the scale. slot: the panel's in g->ds; in bf16 g->ds_left is read instead.
 ALWAYS_INLINE void flash_add_key_gradients(const enum block_layout layout, const struct flash *f, float *dk, float *dv,
                                            const struct flash_gradients *g, const struct flash_queries *queries,
                                            int slot, int begin, int depth, bool fresh) {
