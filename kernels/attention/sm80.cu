@@ -70,7 +70,7 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns a kernel's arguments, `any` with `spans`, and lets the kernel have its shared memory. spans NULL: causal.
+// Returns a kernel's arguments, `any` with `spans`, and lets the kernel have its shared memory. spans NULL: none.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -129,7 +129,7 @@ static void flash_choose_any(const struct flash_any_arguments &a, struct attenti
     else
         launcher::template launch<D, false, true, FLASH_ANY>(a, shape, dev);
 }
-// Runs the instance of the smallest tile that holds a head.
+// Runs the instance of the smallest tile that holds a head; flash_choose_any has no tile of 96 columns.
 template <class launcher>
 static void flash_choose(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool any = shape.softcap > 0 || (shape.first_key && a.dropout.p > 0);

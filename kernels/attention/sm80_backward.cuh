@@ -84,7 +84,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Sets lse log2(e) and delta = rowsum(dO O), in `state` and a.rows, of the warp's rows from first_row on.
+// Sets lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row on, in `state`, 0 past T, and in a.rows.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -125,8 +125,8 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
         }
 }
 
-// Adds dS K of one tile of keys to state.dq, of the warp's rows from first_row on. token: the row of the sequence's
-// first token. stage: the shared-memory address of the tile's K, loaded, with V TILE_BYTES after it.
+// Adds dS K, still unscaled, of one tile of keys to state.dq, of the warp's rows from first_row on. token: the row of
+// the sequence's first token. stage: the shared-memory address of the tile's K, loaded, with V TILE_BYTES after it.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
@@ -200,7 +200,7 @@ DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &stat
     backward_query_tile<MASKED, plan>(state, a, view.token, head, first_row + warp_row, tile * KEYS, stage);
 }
 
-// Computes dQ of plan::QUERIES queries of one head per block. The blocks with the most keys start first.
+// Computes dQ and a.rows of plan::QUERIES queries of one head per block. The blocks with the most keys start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     flash_backward_query_kernel(const typename plan::arguments a) {
@@ -308,7 +308,7 @@ struct query_steps {
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
-// Starts copying a step's Q, dO and rows to shared memory at `stage`. All threads call; the caller commits the copies.
+// Starts copying a step's Q, dO, a.rows, 0 past T, to `stage` in shared memory. All threads call; the caller commits.
 template <class plan>
 DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {

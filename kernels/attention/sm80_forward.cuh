@@ -41,7 +41,7 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled to the new maximum; sum += s.
+// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled; sum += s of this lane's columns.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -137,9 +137,9 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// Adds a tile of keys to `state`, by all threads; tile `lowest` is the last. On entry this tile's K and all earlier
-// copies are in flight; on return the next K's copy is. K and V have a buffer each: V arrives while S is made, the next
-// K while O is. queries, keys, values: shared-memory addresses.
+// Adds a tile of keys to `state`, by all threads; tiles descend to `lowest`, 0 without SPANS. On entry this tile's K
+// and all earlier copies are in flight; on return K of tile - 1 is, if any. K and V have a buffer each: V arrives while
+// S is made, the next K while O is. queries, keys, values: shared-memory addresses. first_row: the block's.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,

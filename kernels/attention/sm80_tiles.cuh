@@ -53,7 +53,7 @@ struct flash_spans_arguments : flash_arguments {
 };
 struct flash_any_arguments : flash_spans_arguments {
     float unit;       // of scores: the softcap, or the scale where there is none
-    float cap_factor; // for capped_score(): 2 log2(e) scale / softcap, or 0
+    float cap_factor; // for capped_score(): scale / softcap, in bf16 times 2 log2(e); 0: no softcap
 };
 static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
 template <flash_scores SCORES> struct flash_arguments_for;
@@ -134,9 +134,9 @@ template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
 }
 
-// Returns ldmatrix's address of the block of 16 rows and two units at (row, column), a multiple of 8 rows and of two
-// units. origin: the address of the block at (0, 0). As blocks lie a multiple of 8 rows apart, only the lane's part and
-// a constant meet in the XOR.
+// Returns ldmatrix's address of the block of 16 rows and two units at (row, column); column: in elements, a multiple of
+// two units. origin: the address of the block at (0, 0). As `row` is a multiple of 8, only the lane's part and a
+// constant meet in the XOR.
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
     constexpr int GROUP_COLUMNS = PACK * tile_layout<D>::GROUP;
     return (origin ^ (uint32_t)(column % GROUP_COLUMNS * ELEMENT)) +
@@ -148,7 +148,7 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint3
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
-// Returns origin_down's address for the order right, then down: rows 0-7 and 8-15 as two right operands, transposed.
+// Returns origin_down's address for the order right, then down: rows 0-7 and 8-15 are two right operands' columns.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -162,9 +162,9 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint3
     return tile + tile_offset<D>(lane % 4 * 2, lane / 16) + (uint32_t)(lane / 4 % 4 * 4);
 }
 
-// Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past
-// the head become zeroes. All threads call; the caller commits the copies. A thread's rows are a multiple of 8 apart,
-// so that its address in the tile is one offset plus constants.
+// Starts copying rows first .. first + ROWS - 1 of a head to a tile; rows past T and columns past the head become
+// zeroes. matrix: the head in the sequence's first row; row_stride: in elements. All threads call; the caller commits
+// the copies. A thread's rows are a multiple of 8 apart: its address in the tile is one offset plus constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stride, int first,
                                const struct flash_arguments &a) {
@@ -384,8 +384,8 @@ __attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[
 }
 
 // acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on. origin: origin_rows of the tile. fp32: K
-// is at most 64, and its sum is made in 32 columns at a time, outside of acc. MEETINGS: the warp meets before the
-// first (1) or each (2) of these, else ptxas loads operands so far ahead that there are spills.
+// is at most 64, and its sum is made in 32 columns at a time, outside of acc; the warp meets before the first of these
+// runs (MEETINGS 1) or each (2), else ptxas loads operands so far ahead that there are spills.
 template <int D, int M, int N, int K, int MEETINGS = 0>
 DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], uint32_t origin, int first) {
     if constexpr (FP32) {
@@ -436,11 +436,11 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
 
-// Returns the first key that a query sees: 0, as there are no spans.
+// Returns the first key that a query sees: 0, as there are no spans. token: the row of the sequence's first token.
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
-// Returns the first key that a query sees: past T the last row's, so that a query there sees a key of its first tile.
+// Returns the first key that a query sees; spans NULL: 0; past T the last row's, so that each query sees a key.
 template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
@@ -449,7 +449,7 @@ DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t 
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
-// Returns the last query that sees a key: past T the last key's.
+// Returns the last query that sees a key, T - 1 if spans is NULL: past T the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
@@ -471,7 +471,7 @@ DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
 // Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
 // Returns tanh(x), x = scale s / softcap: 1 - 2 / (e^2x + 1), to 1e-7. tanh.approx errs by 5e-4, 0.02 of a score of 50.
-// fp32: by tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P.
+// fp32: by tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P. s: q k; factor: cap_factor's.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
     if (FP32)
         return tanhf(s * factor);
@@ -480,7 +480,7 @@ DEVICE_FUNCTION float capped_score(float s, float factor) {
 
 // --- Dropout ------------------------------------------------------------------------------------------------------
 
-// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh makes them.
+// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh has them. step: dropout_step's.
 DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
     return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
                       (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
