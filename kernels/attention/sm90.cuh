@@ -74,7 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts copying ROWS rows, a box of `map`, to a tile, by an L2 policy. One thread calls; `barrier` expects the bytes.
+// Starts copying ROWS rows of a head, a box of `map` a chunk, to a tile. One thread calls; `barrier` expects the bytes.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -188,7 +188,7 @@ DEVICE_FUNCTION void sm90_release(uint32_t empty) {
 
 // --- Host ---------------------------------------------------------------------------------------------------------
 
-// Returns the map of (B, T, heads * D), in boxes of `rows` rows of one head.
+// Returns the map of (B, T, heads * D), in boxes of `rows` rows of one head and the columns of one chunk (sm90_layout).
 template <int D>
 static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_shape shape, int rows) {
     const uint64_t row_bytes = (uint64_t)heads * D * sizeof(bf16);
@@ -199,7 +199,7 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 // The number of heads side by side in a row of qkv: of q, k and v.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-// Ends the program unless the kernels take the shape and the pointers in `aligned` (count) are multiples of 16 bytes.
+// Ends the program unless the kernels take the shape (full: no first_key) and `aligned` (count) are multiples of 16.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);

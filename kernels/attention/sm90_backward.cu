@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts copying a tile in boxes of `columns`, by one thread; `barrier` expects the bytes. again: others read the tile.
+// Starts copying a tile in boxes of `columns`, by one thread; `barrier` expects the bytes. again: L2 keeps the tile.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -140,10 +140,10 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
         }
 }
 
-// Adds dQ of a step from shared to global memory when the block's turn has come. Two threads call, one for even steps
-// and one for odd ones: the waits of one, for the turn and for the end of the copy, take longer than a step and overlap
-// the other's. Up to head dim 128 each has a buffer of its own, so that a step's dQ leaves the registers while the
-// previous step's still waits for its turn.
+// Adds dQ of the even or, by `odd`, odd steps from shared to global memory when the block's turn has come; the first
+// turn stores. With any_order there are no turns. Two threads call, odd 0 and 1: the waits of one, for the turn and for
+// the end of the copy, take longer than a step and overlap the other's. Up to head dim 128 each has an own buffer, so
+// that a step's dQ leaves the registers while the previous step's still waits for its turn.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
@@ -197,7 +197,7 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
 template <class plan> struct sm90_backward_state {
     uint32_t shared;
     int warpgroup, step;
-    int keys; // of the block, up to T: those past T are masked
+    int keys; // where a.full, the keys from the block's first on up to T: more are masked; else KEYS
     float scale_log2;
     float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
     float s[plan::PART / 2];                                        // S^T of the step, then P^T
@@ -224,7 +224,7 @@ DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Masks S^T, this thread's s (N / 2), where a key comes after its query. diagonal: its first query less its first key.
+// Masks S^T, this thread's s (N / 2), where a key comes after its query. diagonal: the query less the key of s[0].
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -245,7 +245,7 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-// Loads the lse or delta of all columns, with FIRST; else sm90_load_now loads each pair when it is wanted.
+// Loads the lse or delta of this thread's columns, with FIRST; else nothing: sm90_load_now loads each pair when wanted.
 template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
 #pragma unroll
     for (int n = 0; FIRST && n < N / 8; n++)
@@ -261,7 +261,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
-// Turns S^T, this thread's s (N / 2), into P^T. With FIRST `pairs` has all lse (sm90_load_first), else `lse`.
+// Turns S^T, this thread's s (N / 2), into P^T. With FIRST `pairs` has all lse (sm90_load_first), else address `lse`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -273,7 +273,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// Turns dP^T, this thread's dp (N / 2), into dS^T. With FIRST `pairs` has all deltas (sm90_load_first), else `delta`.
+// Turns dP^T, this thread's dp (N / 2), into dS^T; p: P^T. With FIRST `pairs` has all deltas, else address `delta`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_score_gradients(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
@@ -293,7 +293,7 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
         for (int i = 0; i < 4; i++)
             left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
 }
-// Stores P^T or dS^T of this warp's 16 keys to shared memory, transposed.
+// Stores P^T or dS^T of this warp's 16 keys, words (PART / 16), transposed, to the tile of the block's P or dS.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32 % 4);
     const int query = lane / 16 * 8 + lane % 8 + (plan::SPLIT_KEYS ? 0 : warpgroup * plan::PART);
@@ -305,7 +305,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// Stores the warpgroup's dQ of a step for sm90_backward_reduce, accumulators four by four: no side has bank conflicts.
+// Waits for room and stores dQ of state.step for sm90_backward_reduce, accumulators four by four: no bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
@@ -364,8 +364,8 @@ DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backwar
         wgmma_registers<plan::PART, false>(dp, state.v[k].x, plan::queries::step_right(right, k), k > 0);
     wgmma_commit();
 }
-// Begins acc (64 keys x COLUMNS), dV or dK, += P or dS (64 x QUERIES) . this warpgroup's columns of the tile; the
-// caller waits. P or dS is `left` with SPLIT_KEYS, else at `scores` in shared memory; the other is not read.
+// Begins acc (64 keys x COLUMNS) += P^T . dO or dS^T . Q, this warpgroup's columns of `tile`; the caller waits. P^T or
+// dS^T (64 x QUERIES) is `left` with SPLIT_KEYS, else at `scores` in shared memory; the other is not read.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
                                                int warpgroup) {
@@ -400,8 +400,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// Begins S of a step, a tile of queries of one head: the step's first part. With EARLY it is called within the third
-// part of the previous step, so that the tensor cores find S queued after dK.
+// Waits for Q of a step, a tile of queries of one head, and begins S^T in state.s: the step's first part. With EARLY it
+// is called within the third part of the previous step, so that the tensor cores find S queued after dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
@@ -413,7 +413,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
 // Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. Both warpgroups
-// call. diagonal: the first query less the first key of the block.
+// call. diagonal: the tile's first query less the block's first key; from KEYS - 1 on there is no causal mask.
 template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
     const int w = state.warpgroup;
@@ -474,7 +474,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_back
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Stores dQ, computes dK and finishes dV: a step's third part. Advances state.step; without LAST begins the next S.
+// Does a step's third part: dK, dV, sm90_put_dq; releases Q and dO; advances `step`; without LAST begins the next S.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -526,7 +526,7 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
-// Returns where the sums of a tile's columns lie in a.bias_partial, from a head's first column on.
+// Returns where a.bias_partial has a head's D sums over a tile of plan::QUERIES rows. head: of qkv's H + 2 Hkv.
 template <class plan>
 DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
     return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
@@ -639,8 +639,8 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
-// Brings the last queries of the block's keys to shared memory: registers are too few. Both warpgroups call. Keys past
-// T, which the diagonal hides, have the last key's.
+// Brings the last queries of the block's keys, less first_key, to shared memory: registers are too few. Both warpgroups
+// call, and meet. Keys past T, which the diagonal hides, have the last key's.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
                                                     const struct sm90_backward_block &block, uint32_t shared) {
@@ -653,7 +653,7 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes and stores dK and dV of the block; gives each step's dQ to sm90_backward_reduce. Both warpgroups call.
+// Computes and stores dK and dV, with amax and bias sums; gives dQ to sm90_backward_reduce. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
@@ -775,7 +775,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Sums the columns of dQ of a tile and head, whose rows are at `shared`, into a.bias_partial. All threads call.
+// Writes the columns' sums of a tile of a head's dQ, whose rows are at `shared`, to a.bias_partial. All threads call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {
@@ -800,11 +800,11 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
     if (threadIdx.x < D)
         sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
 }
-// Writes dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared
-// memory in 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of
-// their own. A thread has both halves of a head's columns: where each half was one warpgroup's, the first 128 threads
-// take one half of each warpgroup's quads, the last 128 the other. AMAX: a.amax is given. Sums of columns are made
-// there too: after the rows lie the sums of SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
+// Writes dQ of one tile of a few heads, which share the angles: scaled, RoPE undone if a.rotary, rounded, by way of
+// shared memory in 16-byte writes. Rows there are 16 bytes longer, so that a quad's words lie in banks of their own. A
+// thread has both halves of a head's columns: where each half was one warpgroup's, the first 128 threads take one half
+// of each warpgroup's quads, the last 128 the other. AMAX: a.amax is given. For a.bias_partial, after the rows lie the
+// columns' sums over SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -878,7 +878,7 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
 }
 
 struct sm90_backward_launcher {
-    // Launches what is after the rows' kernel.
+    // Launches sm90_backward_kernel, then sm90_backward_queries_kernel.
     template <class plan> static void launch_plan(const struct sm90_backward_arguments &a, struct device *dev) {
         static_assert(plan::SHARED_BYTES <= 227 * 1024, "what a block can have");
         // Once a kernel: more than 48 KB of shared memory has to be asked for.
