@@ -8,7 +8,7 @@
 
 enum { FLASH_UNITS = 32 }; // keep a few dozen threads busy; each costs 8 * T * D bytes of sums
 
-// The number of segments of a KV head, so many that all B * Hkv heads have FLASH_UNITS units; at most one for each pair.
+// The number of segments of a KV head: so many that all B * Hkv heads have FLASH_UNITS units, and one a pair at most.
 static inline int flash_segments(const struct flash *f) {
     const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;

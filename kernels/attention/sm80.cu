@@ -5,8 +5,8 @@
 // after FlashAttention-2 (Dao 2023, arXiv 2307.08691): no (T, T) matrix reaches memory; forward keeps the logarithm of
 // each row's sum (lse), from which backward makes P again.
 //
-// The policy of attention/sm80_tiles.cuh, attention/sm80_forward.cuh and attention/sm80_backward.cuh:
-// - Packed (B, T, (H + 2 Hkv) D) is read and its gradient written in place, in 16-byte accesses; K and V are never
+// The design of attention/sm80_tiles.cuh, attention/sm80_forward.cuh and attention/sm80_backward.cuh:
+// - Packed (B, T, (H + 2 Hkv) D) is read by 16 bytes, and its gradient written to where it belongs; K and V are never
 //   expanded: query head h reads KV head h / (H / Hkv).
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
 // - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of
@@ -24,7 +24,7 @@
 //   start in the order of plain causal attention: with documents of T / 8 they end about as unevenly as without
 //   (arithmetic, in tiles, at T 8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of
 //   512 less so (6 %).
-// - An amax is taken by a pass of its own, where rope_backward does not take it: in the kernels, even at their end, it
+// - An amax is taken by a kernel of its own, where rope_backward does not take it: in these, even at their end, it
 //   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
 //   tensor cores truncate sums, a sum leaves them every 64 of depth; without that errors are 1.5e-5. A float takes the

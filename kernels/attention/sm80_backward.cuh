@@ -1,4 +1,4 @@
-// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. Its policy: kernels/attention/sm80.cu.
+// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. Its design: kernels/attention/sm80.cu.
 #pragma once
 #include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
 #include "kernels/vector_math.cuh"          // LOG2E

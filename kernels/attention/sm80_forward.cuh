@@ -1,4 +1,4 @@
-// Flash attention's forward by mma.sync; kernels/attention/sm80.cu states the policy.
+// Flash attention's forward by mma.sync; kernels/attention/sm80.cu states the design.
 #pragma once
 #include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
 #include "kernels/vector_math.cuh"          // LOG2E

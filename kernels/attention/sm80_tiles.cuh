@@ -1,5 +1,5 @@
 // Holds what forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of
-// a warp, spans, softcap, dropout. kernels/attention/sm80.cu states the policy.
+// a warp, spans, softcap, dropout. kernels/attention/sm80.cu states the design.
 #pragma once
 #include "kernels/device.cuh"      // floatX
 #include "kernels/packed.cuh"      // PACK, packed_check

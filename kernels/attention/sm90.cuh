@@ -1,6 +1,6 @@
 // Holds what forward and backward of flash attention for Hopper (sm_90a) share: bf16 with sums in fp32. Attention is
 // causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed
-// beside other implementations. The policy of these files:
+// beside other implementations. The design of these files:
 // - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
 //   permuted or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written;
 //   the causal mask keeps a query below T from every key past it, so that it needs no other test of T.

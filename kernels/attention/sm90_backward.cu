@@ -5,7 +5,7 @@
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
 // sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta has a kernel of its own: cuBLAS makes dO,
-// and if the middle kernel made delta, it would read O once for each block of keys. The policy of this file:
+// and if the middle kernel made delta, it would read O once for each block of keys. The design of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
 //   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end,
 //   whatever the group's size.
@@ -18,7 +18,7 @@
 //   bits. The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn
 //   it is. Where any order is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a
 //   tile.
-// - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
+// - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no kernel of its own reads dqkv.
 // - Nobody waits for a block that may not have started: a block's turn comes only after blocks with earlier keys of its
 //   KV head, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise,
 //   but everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the
