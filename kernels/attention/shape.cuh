@@ -89,7 +89,7 @@ static inline unsigned attention_asked(struct attention_shape shape, float dropo
 struct attention_backward_options {
     const float *rotary;              // kernels/rope.cuh's, of all positions: undoes RoPE on dQ, dK; NULL: does not
     bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
-    struct token_positions positions; // what the table is read at
+    struct token_positions positions; // the tokens', at which rotary is read
     uint32_t *amax;                   // kernels/amax.cuh's, of dqkv after RoPE is undone; NULL: not taken
     // (attention_bias_chunks, (H + 2 Hkv) D): the sums of dqkv's columns as stored, over runs of rows; NULL: not made
     float *bias_partial;
