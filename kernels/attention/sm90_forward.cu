@@ -22,7 +22,7 @@
 enum { SM90_ORDER_THREADS = 256 };
 
 // Fills a.order with the tiles, by how many tiles of keys they see: the most first and, of equals, the last first; with
-// sections, each sequence's tiles apart. A tile's heads are neighbors. A thread finds the places of one tile.
+// sections, section by section, each sequence's tiles apart. A tile's heads are neighbors, placed by one thread.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -52,7 +52,7 @@ template <class plan> struct sm90_forward_pipelines {
     struct sm90_pipeline<plan::STAGES> k, v;
     uint32_t queries; // a full and an empty one for each warpgroup
 
-    // Sets the barriers' addresses in the block's shared memory.
+    // Sets the barriers' addresses in the block's shared memory, where `open` then initializes them, and `use` to 0.
     __device__ __forceinline__ void at(uint32_t shared) {
         k.barriers = shared + plan::BARRIERS_AT;
         v.barriers = k.barriers + 16 * plan::STAGES;
@@ -67,7 +67,7 @@ template <class plan> struct sm90_forward_pipelines {
 
 // --- The producer: one thread --------------------------------------------------------------------------------------
 
-// Starts the copy of a tile of keys or values into the pipeline's next buffer, once it is empty.
+// Starts copying tile `keys` of qkv's head `head` into the pipeline's next buffer, once that is empty; advances it.
 template <class plan>
 DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipeline, uint32_t buffers,
                                        const struct sm90_forward_arguments &a, int head, int keys, int b,
@@ -119,14 +119,14 @@ template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
 }
-// Passes the turn to the next warpgroup, after this one has started its products.
+// Passes the turn, with TURNS, to the next warpgroup, after this one has started its products.
 template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
 }
 
-// Starts S = Q K^T; the caller waits. Each product has a fence of its own: the compiler puts one after a wait for a
-// barrier, and then, unless there is one already, runs the products one by one.
+// Starts S = Q K^T, K at `keys` in shared memory; the caller waits. Each product has a fence of its own: the compiler
+// puts one after a wait for a barrier, and then, unless there is one already, runs the products one by one.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
     const uint64_t right = sm90_along_rows<plan::D>(keys);
@@ -137,7 +137,7 @@ DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, 
                                                sm90_step_right<plan::D, plan::KEYS>(right, k), k > 0);
     wgmma_commit();
 }
-// Starts O += P V; the caller waits.
+// Starts O += P V, V at `values` in shared memory; the caller waits.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state, uint32_t values) {
     const uint64_t right = sm90_along_columns<plan::D, plan::KEYS>(values);
@@ -224,7 +224,7 @@ template <class plan> struct sm90_forward_consumer {
     }
 };
 
-// Skips a tile of keys that none of this warpgroup's rows sees.
+// Skips a tile of keys that none of this warpgroup's rows sees: releases its K and V unread, and passes the turn on.
 template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consumer<plan> &c) {
     sm90_take_turn<plan>(c.warpgroup);
     sm90_pass_turn<plan>(c.warpgroup);
@@ -236,7 +236,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// Computes P of the first tile of keys. There is nothing yet to add to O.
+// Computes P of the first tile of keys, without a turn. There is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const struct sm90_seen &seen) {
@@ -261,7 +261,7 @@ template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_
     }
 }
 
-// Computes P of a tile of keys while the previous tile's O += P V runs.
+// Computes P of a tile of keys while the previous tile's O += P V runs; releases this tile's K and the previous V.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                     const struct sm90_seen &seen) {
@@ -287,7 +287,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
-// Adds up the rows' sums, puts their inverses into `factor`, and writes lse, unless a.lse is NULL.
+// Adds up the rows' sums, puts their inverses into `factor`, and writes lse, unless a.lse is NULL. head: b H + h.
 template <class plan>
 DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -302,7 +302,7 @@ DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, fl
             a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
     }
 }
-// Adds the last P V to O, beside which the rows are finished.
+// Adds the last P V to O, beside which sm90_finish_rows finishes the rows: O is not divided by their sums yet.
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -325,7 +325,7 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O / the rows' sums by way of shared memory, each warp its rows. empty: released if O leaves by Q's place.
+// Stores each warp's O times `factor` by a copy that may run on; merges a.amax. empty: released if O goes by Q's place.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
@@ -476,10 +476,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// The number of heads of a section; 0: all at once. Where several query heads share a KV head, their blocks read the
-// same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128
-// columns takes a block 1.7 us, so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group:
-// 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through it.
+// The number of query heads of a section, whole groups; 0: all at once. Where several query heads share a KV head,
+// their blocks read the same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys
+// and values of 128 columns takes a block 1.7 us: all blocks read 5 TB/s, from memory 5 TB/s over the heads of a group.
+// 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));

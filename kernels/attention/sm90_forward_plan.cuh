@@ -73,18 +73,18 @@ static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     a.by_heads[1] = sm90_divisor_of(last);
 }
 
-// Returns this block's place in the order of all rounds. Every other round goes backwards.
+// Returns the index in the order of all tiles, or past them, of this block's tile of a round. Odd rounds go backwards.
 DEVICE_FUNCTION int sm90_there_and_back(int round) {
     const int grid = (int)gridDim.x;
     return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
 }
 // Returns a where all bits of `mask` are set, b where none is.
 DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
-// Finds this block's tile of a round in its section of heads (or all at once), a head's last tile first; heads of one
-// KV head are neighbors. A pair's longer tile is an even round's, its shorter tile the next round's. A pair is two
-// tiles at the same distance from a head's ends or, at a section's end, two heads' middle tiles. block: the tile's
-// number in its head. Returns false where neither this round nor a later one has a tile. Without a branch: ptxas would
-// take the lanes to differ from there on, and move all addresses to uniform registers again in each step.
+// Finds this block's tile of tile.round in its section of heads (or all at once), a head's last tile first; heads of
+// one KV head are neighbors. Sets tile.head, `block` (the tile's number in its head) and tile.round, to the block's
+// next. False, these undefined: no round from this one on has a tile. A pair is two tiles at the same distance from a
+// head's ends or, at a section's end, two heads' middle tiles: an even round's is the longer, the next round's the
+// shorter. Without a branch, after which ptxas would move all addresses to uniform registers again in each step.
 DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
                                       const struct sm90_forward_arguments &a) {
     const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
@@ -101,7 +101,7 @@ DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block
     tile.round = round + 1 + alone;
     return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
-// Sets `tile` to this block's tile of a round, from a.order; false where there is none.
+// Sets tile.head and first to this block's tile of a round, from a.order, and counts it; false, nothing set: none.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
     const int at = sm90_there_and_back(round);
     if (at >= a.heads * a.blocks)
@@ -128,11 +128,11 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
     tile.first = block * plan::QUERIES;
     return true;
 }
-// Returns the last tile of keys that rows first .. first + rows - 1 see.
+// Returns the number of the last tile of keys that one of the rows first .. first + rows - 1 sees.
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
-// Returns the first key that a row of sequence b sees; past T, where nothing is kept, the last row's.
+// Returns the first key that a row of sequence b sees, 0 without SPANS; past T, where nothing is kept, the last row's.
 template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
     return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
 }

@@ -13,7 +13,7 @@ static void attention_spans(int32_t *first_key,             // (B, T)
                             int B, int T, struct device *dev);
 
 // Returns the first key, 0 to t, that query t sees. sequence: the row of the sequence's first token, b T.
-// document_starts (B, T), NULL: 0; window: keys that a query sees, 0: all.
+// document_starts (B, T), NULL: 0, does not fall along T; window: keys that a query sees, its own included, 0: all.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;
