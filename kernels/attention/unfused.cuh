@@ -10,8 +10,8 @@
 
 __BEGIN_DECLS
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and hidden keys; out = dropout(P) V. Writes all
-// of out and P; P, without the dropout, is kept for backward. amax: kernels/amax.cuh's, of out; NULL: not taken.
+// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and hidden keys, not `full`; out = dropout(P)
+// V. Writes all of out and P, which backward takes without dropout. amax: kernels/amax.cuh's, of out, or NULL.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -19,11 +19,11 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Writes all of dqkv, the gradient of unfused_forward, called with these arguments. amax: of dqkv; NULL: not taken.
+// Writes all of dqkv, the gradient of unfused_forward, whose arguments these are. amax: dqkv's; NULL: not taken.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
-                      const floatX *out,           // (B, T, H * D)
+                      const floatX *out,           // (B, T, H * D); not read on the CPU
                       const floatX *probabilities, // (B, H, T, T)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
@@ -33,6 +33,6 @@ HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }
 
-// Names what computes the products, for the report: their type on a GPU, the block kernels on the CPU.
+// Returns what computes the products, for the report: their type on a GPU, or a planned one; on the CPU its kernels.
 const char *unfused_compute_name(const struct device *dev);
 __END_DECLS

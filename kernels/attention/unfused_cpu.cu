@@ -55,7 +55,7 @@ static inline size_t unfused_slot_rows_bytes(const struct unfused *u) {
 static inline int unfused_count(const struct unfused *u, int block) {
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
 }
-// Returns the packed blocks of a panel, or strip, of a head; head counts over all sequences.
+// Returns the first of a panel's, or strip's, packed blocks of a head; head counts over all sequences.
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
@@ -79,7 +79,7 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
 
 // Returns the index within a panel of its first key that is not before key `first`; BLOCK or more: all are before.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
-// Returns the end within a panel of its keys up to key `last`, BLOCK at most.
+// Returns the end within a panel of its keys up to key `last`, BLOCK at most; 0 or less: all are after.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
@@ -100,7 +100,7 @@ static void unfused_block(floatX *block, const floatX *matrix, const struct unfu
             block[q * BLOCK + i] = to_floatX(to_float(block[q * BLOCK + i]) * factors[i]);
     }
 }
-// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D) `stride` apart; merges their amax
+// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D) `stride` apart; merges u->amax.
 static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count,
                           const struct unfused *u) {
     const int D = u->D;
@@ -124,14 +124,14 @@ ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums,
 
 // ---- Forward ----
 
-// block = softcap tanh(scale block / softcap), of a block of scores.
+// block = softcap tanh(scale block / softcap), of a block of Q K^T.
 static void unfused_cap(float *block, float scale, float softcap) {
     const float inner = scale / softcap;
 #pragma omp simd
     for (int i = 0; i < BLOCK_ELEMENTS; i++)
         block[i] = softcap * vector_tanhf(inner * block[i]);
 }
-// Sets scores of keys that their query does not see to -inf, in a strip's blocks from panel `begin` on.
+// Sets scores of keys that their query does not see to -inf, in a strip's blocks from panel `begin` to the diagonal.
 static void unfused_mask(float *rows, const struct unfused *u, int64_t b, int strip, int begin) {
     for (int r = 0; r < BLOCK; r++)
         for (int i = r + 1; i < BLOCK; i++)
@@ -140,7 +140,7 @@ static void unfused_mask(float *rows, const struct unfused *u, int64_t b, int st
         for (int j = begin * BLOCK; j < unfused_first_key(u->shape, b, strip * BLOCK + r); j++)
             rows[j / BLOCK * BLOCK_ELEMENTS + r * BLOCK + j % BLOCK] = -INFINITY;
 }
-// Turns EXP2_VECS rows of a strip's blocks of scores into probabilities, in place. Entries that are -inf become 0.
+// Turns EXP2_VECS rows, the first at `rows`, of `panels` blocks into 2^(scale_log2 score) / the row's sum; -inf into 0.
 static void unfused_softmax(float *rows, int panels, float scale_log2) {
     vec shift[EXP2_VECS], sums[EXP2_VECS], x[EXP2_VECS];
     for (int r = 0; r < EXP2_VECS; r++) {
@@ -210,7 +210,7 @@ ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX 
     unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u);
 }
 
-// Returns the bytes of packed K^T and V, and of 32 rows of fp32 scores for each job slot.
+// Returns the bytes of packed K^T and V, and of 32 rows of fp32 scores for each job slot; with a planned GPU 0.
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return 0;
@@ -219,7 +219,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slot_rows_bytes(&u);
 }
 
-// Packs `heads` heads of rows as right operands, to x, and their transposes, to `transposed`; either may be NULL.
+// Packs `heads` heads of all tokens' rows as right operands, to x, and transposed, to `transposed`; NULL: not that one.
 static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride,
                          int heads) {
 #pragma omp parallel for schedule(static)
@@ -288,7 +288,7 @@ static void unfused_backward_row(float *row, const floatX *probabilities, const 
             dp[i] = to_float(p_row[p * BLOCK + i]) * (dp[i] - dot);
     }
 }
-// ds *= 1 - tanh(scale x / softcap)^2, the derivative of cap; x: a block of scores.
+// ds *= 1 - tanh(scale x / softcap)^2, the derivative of cap; x: a block of Q K^T.
 static void unfused_cap_backward(float *ds, const float *x, float scale, float softcap) {
     const float inner = scale / softcap;
 #pragma omp simd
@@ -364,7 +364,7 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) {
     const size_t bytes = (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
     return (bytes + 63) / 64 * 64;
 }
-// Returns the bytes of dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
+// Returns the bytes of dS (B, H, T, T) and, unless a GPU is planned, packed K, V^T, Q, dO, K^T if capped, and rows.
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_unfused_backward_bytes(shape);

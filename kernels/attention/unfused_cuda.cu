@@ -31,7 +31,7 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns, the columns as rows of shared memory. All threads call, and then synchronize.
+// Loads 64 rows of 16 columns of m, from (first_row, first_column), as 16 rows. All threads call, and then synchronize.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -51,8 +51,8 @@ DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int 
 struct tile {
     float x[4][4]; // of this thread
 };
-// sums += the tile at (row, column) of a b^T, summed over the inner dimension from `begin` to `end`, in this order. All
-// threads of the block call, with UNFUSED_SHARED_BYTES of shared memory.
+// sums += the tile at (row, column) of a b^T, summed over the inner dimension, in order, from `begin` by 16 until `end`
+// is reached or passed. All threads of the block call, with UNFUSED_SHARED_BYTES of shared memory.
 DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matrix &a, int row,
                                    const struct unfused_matrix &b, int column, int begin, int end) {
     const uint32_t left = shared_memory(), right = left + TILE_BYTES;
@@ -71,7 +71,7 @@ DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matri
         }
     }
 }
-// Stores scale times the tile at (row, column) of a matrix of `rows` x `columns` whose rows are `stride` apart.
+// Stores scale times the tile `sums`, at (row, column) of a matrix of `rows` x `columns` whose rows are `stride` apart.
 DEVICE_FUNCTION void tile_store(floatX *to, int64_t stride, int row, int column, int rows, int columns,
                                 const struct tile &sums, float scale) {
     for (int i = 0; i < 4; i++)
@@ -122,7 +122,7 @@ template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct u
             for (int j = 0; j < 4; j++)
                 s->x[i][j] = vector_tanhf(u.shape.scale / u.shape.softcap * s->x[i][j]);
 }
-// Returns what the scores that unfused_cap makes are multiplied by.
+// Returns what unfused_cap's result is multiplied by to be scores: the softcap if UNFUSED_CAPPED, else the scale.
 template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_unit(const struct unfused &u) {
     return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }
@@ -131,13 +131,13 @@ static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
     return dim3((unsigned)heads, blocks_for(T, TILE), blocks_for(columns, TILE));
 }
 
-// Returns one head's (T, D) out of a tensor of tokens, whose rows are `stride` apart.
+// Returns one head's (T, D) of sequence b, from a tensor of tokens, whose rows are `stride` apart; head: within a row.
 DEVICE_FUNCTION struct unfused_matrix unfused_rows(const struct unfused &u, const floatX *x, int64_t stride, int64_t b,
                                                    int head) {
     const struct unfused_matrix result = {x + b * u.T * stride + (int64_t)head * u.D, stride, 1, u.T, u.D, {0}, 0};
     return result;
 }
-// Returns one head's (T, T): P, with dropout applied where `dropped`, or dS.
+// Returns one head's (T, T): P, with dropout applied where `dropped`, or dS. head counts over all sequences.
 DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, const floatX *x, int64_t head,
                                                      bool dropped) {
     const int64_t at = head * u.T * u.T;
@@ -150,9 +150,9 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
     return result;
 }
 
-// P = softmax(scale Q K^T) of 64 queries of a head, 0 at hidden keys. The scores are computed twice, for the rows' sums
-// and for P, so that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first. At
-// least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, 4 fit without a bound (0).
+// P = softmax(cap(scale Q K^T)) of 64 queries of a head, 0 at hidden keys. The scores are computed twice, for the rows'
+// sums and for P, so that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first.
+// At least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, 4 without a bound (0).
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL  ? 0
                                                        : SCORES == UNFUSED_SPANS ? 3
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
 }
 
 // out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
-// K. matrix: of the query's head; x: of its KV head. Unbounded, ptxas takes 48 registers for sm_86, sm_89, and spills.
+// K. matrix: of all heads; x: qkv from its first K or V head on. Unbounded, ptxas spills for sm_86 and sm_89.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
@@ -273,7 +273,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
 }
 // out[key] = scale * sum over the group's heads and, in each, the queries that see the key of matrix[query][key]
-// x[query]: dK from dS and Q, dV from P and dO.
+// x[query]: dK from dS and Q, dV from P and dO. out: dqkv from its first K or V head on.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_keys_kernel(floatX *out, const floatX *matrix, bool dropped, const floatX *x, int64_t x_stride, float scale,
