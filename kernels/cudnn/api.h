@@ -232,8 +232,8 @@ static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
             return false;
     return true;
 }
-// Returns a number that tells one installed library's file from another's, by its size and its time; 0: none is found
-// where cudnn_load looks. Calls nothing of the library.
+// Returns a number that tells one installed shim's file from another's, by its size and its time; 0: none is found
+// where cudnn_load looks. Loads the shim, which stays, and calls nothing of it.
 static inline uint64_t cudnn_installed(void) {
     struct link_map *map = NULL;
     struct stat file;
@@ -242,8 +242,8 @@ static inline uint64_t cudnn_installed(void) {
         return 0;
     return (uint64_t)file.st_size * 1000003u + (uint64_t)file.st_mtim.tv_sec;
 }
-// Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list) and its
-// functions. Returns false, with the `reason` (size bytes), unless all are there. The library stays loaded to the end.
+// Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list), its parts
+// and its functions. False, with the `reason` (size bytes), unless all are there. The library stays loaded to the end.
 static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, size_t size) {
     static const char *const names[] = {"cudnnGetVersion",
                                         "cudnnGetErrorString",

@@ -15,8 +15,8 @@
 
 // ---- the library ----
 
-// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's limit, or its variable's. A
-// variable that is no number ends the program.
+// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's 256 MiB, or its variable's,
+// INFINITY for -1. A variable that is no such number ends the program.
 static double fused_most_dp_bytes(void) {
     static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
     const char *text = getenv(variable);
@@ -28,7 +28,7 @@ static double fused_most_dp_bytes(void) {
         fail("%s=%s in the environment: expected bytes, or -1 for any number; change it or unset it", variable, text);
     return bytes < 0 ? INFINITY : (double)bytes;
 }
-// Loads the library and creates its handle; where that fails `obstacle` says why. library: zero.
+// Loads the library, creates its handle and sets what is known of it and the GPU, or `obstacle`. library: zero.
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
     char error[224];
@@ -117,8 +117,8 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
     return NULL;
 }
 
-// Sets p->plan by a configuration; false: p->builder.reason says why not. checked: reads the engine's notes, by which a
-// deterministic backward refuses an engine whose bits may differ.
+// Sets p->plan, workspace_bytes and may_differ by a configuration; false: p->builder.reason, empty before, says why
+// not. checked: reads the engine's notes: may_differ, by which a deterministic backward refuses the engine.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;
@@ -136,7 +136,7 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     p->may_differ = may_differ;
     return true;
 }
-// Sets p->plan for what the builder has; where that fails it stays NULL, and p->builder.reason says why.
+// Sets p->plan for the builder's operations; NULL: p->builder.reason says why the last configuration was refused.
 static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS];
@@ -207,7 +207,7 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
     return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;
 }
 
-// Writes why fused can't take a shape in one direction, by asking the library for a plan; an empty text where it can.
+// Writes why fused can't take a shape in one direction, by making its plan, or without a GPU by rules; empty: it can.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward,
                                     enum fused_order order, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
@@ -425,7 +425,7 @@ void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 
-// Whether memory is planned for a GPU that may have the library.
+// Whether memory is planned in bf16 for a GPU, whose own build may have the library.
 static bool plans_fused(const struct device *dev) { return sizeof(floatX) == 2 && device_is_gpu(dev); }
 
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,

@@ -1,7 +1,5 @@
 // Attention by cuDNN, on a GPU, bf16: memory linear in T, causal or full, grouped queries, without dropout. The library
-// is loaded at run time and may be absent.
-//
-// The forms by which cuDNN is asked: cudnn/attention_graphs.cuh.
+// is loaded at run time and may be absent. The forms by which cuDNN is asked: cudnn/attention_graphs.cuh.
 //
 // Q, K and V are read from packed qkv and their gradients written to packed dqkv, by strides. What forward keeps for
 // backward is the log-sum-exp of each row, as flash attention's.
@@ -23,17 +21,16 @@
 __BEGIN_DECLS
 // Frees the library and its plans, which no recorded graph may hold, before device_close. Nothing need be open.
 void fused_close(struct device *dev);
-// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without a GPU and in a build for
-// fp32 or the CPU. The text lives until fused_close.
+// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without an open GPU and in a
+// build for fp32 or the CPU. The text lives until fused_close. The first call loads the library.
 const char *fused_describe(struct device *dev);
 // Returns a number that tells the installed library from another, without calling it; 0: none, or none in this build.
 uint64_t fused_installed(void);
 // Whether fused is by published figures faster than our kernels on this GPU; false where none is open. own: our kernels
-// for compute capability 9.0 take the shape. On 10.x cuDNN's kernels are written for the GPU's tensor cores, ours for
-// 8.0's; on 9.0 cuDNN is twice as fast as kernels like ours for 8.0. On 8.x and 12.x figures disagree or are against it
-// (docs/internals/attention-cudnn.md).
+// for 9.0 take the shape. On 10.x our kernels are written for 8.0's tensor cores; on 9.0 cuDNN is twice as fast as such
+// kernels. On 8.x and 12.x figures disagree or are against it (docs/internals/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
-// Returns the GPU's compute capability, open or planned for, in `text` (size bytes), or words that say none is open.
+// Returns the compute capability, as 9.0, in `text` (size bytes), of the open or the planned GPU; neither: a constant.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
 // Whether fused computes forward of this shape; makes its plan. Each call asks: prompts and windows have other shapes.
 bool fused_takes(struct attention_shape shape, struct device *dev);
@@ -42,7 +39,8 @@ size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device
 // The number of bytes of workspace of fused_backward, for a shape that it takes; without an open GPU an estimate.
 // any_order: its bits may differ from run to run.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
-// Returns, in `text` (size bytes) or as a constant, what the plans take and whether forward gives the same bits again.
+// Returns what the plans take and whether forward gives the same bits again, in `text` (size bytes), or, without an
+// open GPU, a constant that says so. Makes the plans. any_order: of backward.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
@@ -59,17 +57,18 @@ void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *out,  // (B, T, H * D)
                     const float *lse,   // (B, H, T)
                     struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't take the shape, forward and backward; an empty text where it can.
+// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward; an empty text where it takes
+// both. Makes their plans; without an open GPU goes by the rules of the newest version, for the planned GPU.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
-// Writes to `reason` (size bytes) how fused differs from flash attention, or from itself when it is computed again, at
-// a shape like this one; an empty text where it does not differ, no GPU is open or no flash takes the shape. Where
-// forward is wrong as one operation, drops all plans, so that no graph may be recorded yet, and forward is a graph of
-// operations from then on. Does nothing in a build for fp32 or the CPU.
+// Writes to `reason` (size bytes) why fused refuses one sequence of 256 tokens of such heads, or how it differs there
+// from flash attention, or from itself computed again; an empty text where neither is so, no GPU is open or no flash
+// takes the shape. If it is so with forward as one operation, drops all plans, so that no graph may be recorded yet,
+// and checks forward as a graph of operations, as it is from then on. Does nothing in a build for fp32 or the CPU.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) how FP8 attention differs from flash attention of the same codes, or from itself when
-// it is computed again, at a shape like this one; an empty text where it does not differ, no GPU is open or no flash
-// takes the shape. Does nothing in a build for fp32 or the CPU.
+// Writes to `reason` (size bytes) why FP8 attention refuses one sequence of 256 tokens of such heads, or how it differs
+// there from flash attention of the same codes, or from itself computed again; an empty text where neither is so, no
+// GPU is open or no flash takes the shape, and in a build for fp32 or the CPU.
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
                          struct device *dev);
 __END_DECLS

@@ -96,7 +96,7 @@ static floatX *fused_check_download(const floatX *memory, size_t bytes, struct d
     device_download(host, memory, bytes, dev);
     return host;
 }
-// Returns forward's output, fused's or flash's, which the caller frees. Clears the GPU's before: gaps show.
+// Returns forward's output, fused's or flash's, which the caller frees. Clears c->out before: gaps show. Writes c->lse.
 static floatX *fused_check_forward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->out, c->out_bytes, dev);
     if (fused)
@@ -115,7 +115,8 @@ static floatX *fused_check_backward(struct fused_check *c, bool fused, struct de
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
 }
 
-// Returns the relative distance of `theirs` from `ours` in columns [begin, begin + width); NaN where one holds a NaN.
+// Returns the relative distance of `theirs` from `ours`, (rows, row), in `width` columns from `begin` on; NaN for a
+// NaN.
 static double fused_distance(const floatX *ours, const floatX *theirs, int64_t rows, int64_t row, int64_t begin,
                              int64_t width) {
     double apart = 0, all = 0;
@@ -128,7 +129,7 @@ static double fused_distance(const floatX *ours, const floatX *theirs, int64_t r
     return sqrt(apart / all);
 }
 // Writes to `reason` (size bytes), unless it has a text, which of the first `count` results is too far from ours.
-// *largest becomes the largest distance that was met. bounds (count): of output, dQ, dK and dV.
+// Raises *largest to the largest distance up to there. bounds (count): of output, dQ, dK and dV.
 static void fused_compare(char *reason, size_t size, const struct fused_check *c, struct fused_results ours,
                           struct fused_results theirs, const double *bounds, int count, double *largest) {
     const int64_t T = c->shape.T, group_row = (int64_t)c->shape.num_query_groups * c->shape.head_dim;
@@ -191,7 +192,7 @@ static void fused_judge(char *reason, size_t size, const struct fused_check *c, 
     fused_results_free(theirs);
     fused_results_free(again);
 }
-// Writes to `reason` (size bytes) what is wrong with fused, as it is asked now, for the shape's heads; empty: nothing.
+// Writes why fused, as asked now, refuses the shape (B 1) or is wrong; empty: neither. Raises library->distance.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     fused_refuses_order(reason, size, shape, order, dev);
@@ -276,7 +277,7 @@ static void fp8_check_close(struct fp8_check *f) {
     device_free(f->out8, f->c.out_bytes);
     fused_check_close(&f->c);
 }
-// Returns what FP8 attention computes, which the caller frees; dqkv is NULL unless f->a.full.
+// Returns what FP8 attention computes, as bf16, which the caller frees; dqkv is NULL unless f->a.full.
 static struct fused_results fp8_check_run(struct fp8_check *f, struct device *dev) {
     const bool fp8_out = f->a.outputs_in_fp8;
     struct fused_results results = {NULL, NULL};

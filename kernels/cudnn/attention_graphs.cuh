@@ -153,7 +153,7 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_matmul_to(b, fused_softmax(b, scores, lse, CUDNN_DATA_BFLOAT16), v, out);
 }
 
-// Builds forward as one operation, with the mask as a graph within it, in a builder without operations.
+// Builds forward as one operation, unless k->full with the causal mask as a graph within it, in an empty builder.
 static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
@@ -181,7 +181,7 @@ static void fused_forward_operation(struct cudnn_builder *b, const struct fused_
     cudnn_operation(b, operation, "attention");
 }
 
-// Appends the transposed of scores, in bf16, times x (B, H, T, D): the gradient of K or V, summed over a group's heads.
+// Appends K's or V's gradient, `id`: dS or P (scores), transposed, in bf16, times x (B, H, T, D), each group summed.
 static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                  struct cudnn_tensor scores, struct cudnn_tensor x) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;
@@ -193,7 +193,7 @@ static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key
     else
         cudnn_reduce_to(b, CUDNN_REDUCE_TENSOR_ADD, cudnn_matmul(b, turned, x, CUDNN_DATA_BFLOAT16), gradient);
 }
-// Builds backward, which writes dQ, dK and dV, with dQ summed as k->order says.
+// Builds backward in bf16, which writes dQ, dK, dV, FUSED_ROW_SUMS and, unless k->order has none, FUSED_DQ_SUM.
 static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;

@@ -73,7 +73,7 @@ static inline size_t fused_rounded(size_t bytes) {
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
-// The number of bytes of workspace to plan if the library can't be asked: backward has dQ in fp32, each head's dK, dV.
+// The number of bytes of workspace to plan if the library can't be asked: backward has dQ in fp32, query heads' dK, dV.
 static inline size_t fused_planned_bytes(struct attention_shape s, bool backward) {
     const size_t elements = (size_t)s.B * s.num_heads * s.T * s.head_dim;
     return fused_sums_bytes(s.B, s.num_heads, s.T) +
@@ -89,7 +89,7 @@ static inline void fused_refuses_planned(char *reason, size_t size, struct atten
                                          const struct device *dev) {
     fused_refuses(reason, size, SIZE_MAX, dev->planned.major > 0 ? dev->planned.major : 9, s, any_order);
 }
-// Names the GPU that memory is planned for, in text (size bytes) where it is known. Returns the name.
+// Returns the compute capability of the GPU that memory is planned for, in text (size bytes); not known: a constant.
 static inline const char *fused_planned_gpu(char *text, size_t size, const struct device *dev) {
     if (dev->planned.major == 0)
         return "a GPU that is not open";
