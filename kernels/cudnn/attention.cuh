@@ -61,12 +61,12 @@ void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
 // both. Makes their plans; without an open GPU goes by the rules of the newest version, for the planned GPU.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
-// Writes to `reason` (size bytes) why fused refuses one sequence of 256 tokens of such heads, or how it differs there
+// Writes to `reason` (size bytes) why fused refuses FUSED_CHECK_TOKENS tokens of such heads, or how it differs there
 // from flash attention, or from itself computed again; an empty text where neither is so, no GPU is open or no flash
 // takes the shape. If it is so with forward as one operation, drops all plans, so that no graph may be recorded yet,
 // and checks forward as a graph of operations, as it is from then on. Does nothing in a build for fp32 or the CPU.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why FP8 attention refuses one sequence of 256 tokens of such heads, or how it differs
+// Writes to `reason` (size bytes) why FP8 attention refuses FUSED_CHECK_TOKENS tokens of such heads, or how it differs
 // there from flash attention of the same codes, or from itself computed again; an empty text where neither is so, no
 // GPU is open or no flash takes the shape, and in a build for fp32 or the CPU.
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,

@@ -115,8 +115,7 @@ static floatX *fused_check_backward(struct fused_check *c, bool fused, struct de
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
 }
 
-// Returns the relative distance of `theirs` from `ours`, (rows, row), in `width` columns from `begin` on; NaN for a
-// NaN.
+// Returns the relative distance of `theirs` from `ours`, (rows, row), in `width` columns from `begin` on; NaN for NaN.
 static double fused_distance(const floatX *ours, const floatX *theirs, int64_t rows, int64_t row, int64_t begin,
                              int64_t width) {
     double apart = 0, all = 0;
