@@ -35,7 +35,7 @@ static void fp8_merge_amax(struct fp8_scale *scale, const float *amax, bool roun
     LAUNCH(dev, fp8_merge_amax_kernel, 1u, 1, 0, scale, amax, rounded);
 }
 
-// Returns the key of a shape's plan.
+// Returns the key of a shape's plan in FP8. Unless any_order, backward's is FUSED_SUM_NONE: a deterministic engine's.
 static struct fused_key fp8_key_of(struct attention_shape s, bool backward, enum fp8_format gradients,
                                    bool outputs_in_fp8, bool any_order) {
     struct fused_key key = fused_key_of(s, backward, any_order ? FUSED_SUM_ANY : FUSED_SUM_NONE);
@@ -43,12 +43,12 @@ static struct fused_key fp8_key_of(struct attention_shape s, bool backward, enum
     key.wide = !outputs_in_fp8;
     return key;
 }
-// Returns the key of the demands' plan.
+// Returns the key of the demands' plan, on which demands.full has no influence.
 static struct fused_key fp8_key_for(struct attention_shape s, bool backward, struct fp8_attention_demands demands) {
     return fp8_key_of(s, backward, demands.gradients, demands.delayed, demands.any_order);
 }
 
-// Writes to `reason` (size bytes) why the library refuses the plan of a key; an empty text where it does not.
+// Makes a key's plan unless it is there. Writes to `reason` (size bytes) why the open library refuses it; else empty.
 static void fp8_refuses_plan(char *reason, size_t size, const struct fused_key *key, struct fused_library *library) {
     const struct fused_plan *p = fused_plan_for(library, key);
     reason[0] = 0;
@@ -85,7 +85,7 @@ const char *fp8_attention_describe(struct device *dev) { return fused_describe(d
 
 // ---- calls ----
 
-// The number of bytes of workspace of a plan.
+// The number of bytes of a call's cells and of cuDNN's workspace by the key's plan, which is made unless it is there.
 static size_t fp8_plan_bytes(const struct fused_key *key, struct device *dev) {
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), key);
     return sizeof(struct fp8_cells) + (p && p->plan ? (size_t)p->workspace_bytes : 0);
@@ -111,7 +111,8 @@ struct fp8_call {
     struct fp8_cells *cells;
     void *workspace; // cuDNN's own part
 };
-// Begins a call: its cells are set, and the tensors that forward and backward share. workspace: without the codes.
+// Begins a call by its plan, without which the program ends: enqueues the setting of its cells, and sets the addresses
+// of tensors that forward and backward share. workspace: what follows the codes; cuDNN's part is behind the cells.
 static struct fp8_call fp8_begin(const struct fp8_attention *a, bool backward, const fp8 *qkv8, const float *lse,
                                  void *workspace, struct device *dev) {
     const struct fused_key key = fp8_key_of(a->shape, backward, a->gradients, a->outputs_in_fp8, a->any_order);
@@ -134,7 +135,6 @@ static struct fp8_call fp8_begin(const struct fp8_attention *a, bool backward, c
     LAUNCH(dev, fp8_cells_kernel, 1u, 1, 0, c.cells);
     return c;
 }
-// Runs a call.
 static void fp8_run(struct fp8_call *c, struct device *dev) {
     fused_run(c->library, c->plan, &c->call, c->workspace, dev);
 }

@@ -1,17 +1,17 @@
 // The graphs of FP8 attention, forward and backward, that cuDNN is asked for (cudnn/fp8_attention.cu).
 //
 // Each product multiplies codes, and its sums are multiplied by both operands' descales, in fp32. P and dS are
-// multiplied by their scales and encoded between two products. An output is written as codes, multiplied by its scale
-// after its amax was taken, or in bf16 (key.wide), without scale and amax. Scales, descales and amaxes are tensors of
+// multiplied by their scales and encoded between two products. An output is multiplied by its scale, after its amax was
+// taken, and written as codes or, by a scale of 1, in bf16 (key.wide). Scales, descales and amaxes are tensors of
 // one fp32 number in the device's memory. The order of the operations is the one by which cuDNN's engines recognize the
 // graphs, and is cudnn-frontend's (3929da2, node/scaled_dot_product_flash_attention.h, node/sdpa_fp8_bwd.h and
 // node/matmul_fp8.h). Forward as one operation is left out: NVRTC fails where the mask is within it (cuDNN 9.28).
 #pragma once
 #include "kernels/cudnn/attention_graphs.cuh" // struct fused_key, fused_view_as, fused_softmax
 
-// Returns the type of q, k, v, P and out.
+// Returns the type of the codes of q, k, v, P and out.
 static enum cudnn_data_type fused_fp8_forward_type(const struct fused_key *k) { return CUDNN_DATA_FP8_E4M3; }
-// Returns the type of dout, dS, dQ, dK and dV.
+// Returns the type of the codes of dout, dS, dQ, dK and dV.
 static enum cudnn_data_type fused_fp8_backward_type(const struct fused_key *k) {
     return k->types == FUSED_HYBRID ? CUDNN_DATA_FP8_E5M2 : CUDNN_DATA_FP8_E4M3;
 }
@@ -61,8 +61,8 @@ struct fused_fp8_output {
     enum cudnn_data_type type;
     int64_t heads, row; // as fused_view_as takes them
 };
-// Appends a product's last operations: `sums` (B, H, T, D) fp32, summed over each group's heads where the output has
-// fewer heads, times both descales, are written to the output.
+// Appends a product's last operations: sums (B, H, T, D) fp32, summed over a group's heads where the output has fewer,
+// times both descales. Their amax goes to to.amax; times to.scale they are the output, codes or, if k->wide, bf16.
 static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, struct cudnn_tensor sums,
                             struct cudnn_tensor descale_a, struct cudnn_tensor descale_b, struct fused_fp8_output to) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
@@ -80,7 +80,7 @@ static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, 
     fused_fp8_amax(b, x, to.amax);
 }
 
-// Builds forward, which writes out, its amax unless k->wide, lse and the amax of P: 22 operations of causal attention.
+// Builds forward, which writes out, the amax of out, lse and the amax of P: 22 operations of causal attention.
 static void fused_fp8_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k);
     const int64_t out_row = k->heads * k->head_dim;
@@ -99,8 +99,8 @@ static struct cudnn_tensor fused_fp8_turned(struct cudnn_builder *b, const struc
     const int64_t strides[CUDNN_RANK] = {k->heads * k->T * k->T, k->T * k->T, k->T, 1};
     return cudnn_transposed(b, scores, type, strides);
 }
-// Builds backward, which writes dQ, dK, dV, the amax of dS and, unless k->wide, the amaxes of dQ, dK and dV: 43
-// operations of causal attention with groups. dQ's sum is cuDNN's own: no tensor of the graph has it.
+// Builds backward, which writes dQ, dK and dV and the amaxes of these and of dS: 43 operations of causal attention with
+// groups, two of which sum over groups. dQ's sum is cuDNN's own: no tensor of the graph has it.
 static void fused_fp8_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k),
                                dtype = fused_fp8_backward_type(k);
