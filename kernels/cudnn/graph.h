@@ -30,7 +30,7 @@ struct cudnn_tensor {
 };
 enum cudnn_place { CUDNN_IN_MEMORY, CUDNN_BY_VALUE, CUDNN_VIRTUAL };
 
-// Whether the status is a success. If not, the builder's `reason` gets what failed, and the library's words.
+// Whether the status is a success. If not, `reason` becomes `what`, and the library's words behind it, in one line.
 static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const char *what) {
     char message[128] = "";
     if (status == CUDNN_STATUS_SUCCESS)
@@ -45,7 +45,7 @@ static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const 
 
 // ---- descriptors ----
 
-// Creates a descriptor, which belongs to the builder; NULL where something was refused.
+// Creates a descriptor, which belongs to the builder; NULL where it or anything before was refused.
 static inline struct cudnn_descriptor *cudnn_make(struct cudnn_builder *b, enum cudnn_descriptor_type type) {
     struct cudnn_descriptor *made = NULL;
     if (*b->reason)
@@ -99,7 +99,7 @@ static inline void cudnn_close(struct cudnn_builder *b) {
 
 // ---- tensors ----
 
-// Creates a tensor; strides are in elements, alignment in bytes.
+// Creates a tensor; strides are in elements, alignment in bytes. The descriptor is NULL where something was refused.
 static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                                   const int64_t dims[CUDNN_RANK], const int64_t strides[CUDNN_RANK],
                                                   enum cudnn_place place, int64_t alignment) {
@@ -248,7 +248,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     return y;
 }
 
-// Returns a graph of the operations after the first `before`, which leave the builder, for an operation that has it.
+// Returns a graph, to be put in an operation, of the builder's operations from number `before` on, which it removes.
 static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
@@ -271,7 +271,7 @@ struct cudnn_engine {
     int knob_count;
 };
 
-// Returns the graph of all the builder's operations; it may be refused.
+// Returns the graph of all the builder's operations, not to be used where b->reason is not empty.
 static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builder *b, struct cudnn_context *handle) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count,
@@ -281,7 +281,7 @@ static inline struct cudnn_descriptor *cudnn_operation_graph(struct cudnn_builde
     return graph;
 }
 
-// Returns the configuration of the wanted engine, of 8 knobs at most, for a graph; it may be refused.
+// Returns the wanted engine's configuration, of 8 knobs at most, for a graph, not to be used if b->reason is not empty.
 static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                                               const struct cudnn_engine *wanted) {
     struct cudnn_descriptor *knobs[8];
@@ -303,7 +303,7 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
     cudnn_finish(b, configuration, "the engine's configuration");
     return configuration;
 }
-// Asks the heuristics for configurations of a graph, best first; returns how many there are, 0 where they refuse.
+// Asks the heuristics for configurations of a graph, best first; returns how many came, 0 where b->reason says why not.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                   struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
@@ -322,7 +322,7 @@ static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descript
         return 0;
     return count < CUDNN_MAX_CONFIGURATIONS ? (int)count : (int)CUDNN_MAX_CONFIGURATIONS;
 }
-// Whether a configuration's engine says that its bits may differ from run to run, or can't be asked.
+// Whether an engine says that its bits may differ from run to run; true too where b->reason says why it can't be asked.
 static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descriptor *configuration) {
     enum cudnn_numerical_note notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t count = 0;
@@ -342,7 +342,7 @@ static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descri
             return true;
     return false;
 }
-// Returns the execution plan of a configuration; it may be refused.
+// Returns the execution plan of a configuration, not to be used where b->reason is not empty.
 static inline struct cudnn_descriptor *cudnn_plan_of(struct cudnn_builder *b, struct cudnn_context *handle,
                                                      struct cudnn_descriptor *configuration) {
     struct cudnn_descriptor *plan = cudnn_make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -45,24 +45,24 @@ enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every
 struct fused_library *fused_library_of(struct device *dev);
 // Destroys all plans, which no recorded graph may hold; they are made again when they are asked for.
 void fused_forget_plans(struct fused_library *library);
-// Returns the key of a shape's plan. order: of backward, not read for forward.
+// Returns the key of a shape's plan in bf16. order: of backward, not read for forward.
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
-// Chooses how backward sums dQ. dP is kept up to a limit: that is faster, says cudnn-frontend (pull request 398).
+// Chooses how backward sums dQ: FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS, where an engine has it and dP is
+// larger than library->most_dp_bytes, or FUSED_SUM_NONE, which is faster, says cudnn-frontend (pull request 398).
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward in this order; empty: it can.
+// Writes to `reason` (size bytes) why fused can't take the shape, forward or, in this order, backward; else empty.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// Returns the plan of a key, made where it is not there yet; NULL: there is no room for one. Where the library refuses
-// the key, its `plan` is NULL. library->handle is not NULL.
+// Returns a key's plan, made at the first call; its `plan` is NULL where refused. NULL: no room. The library is open.
 struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
-// Returns the plan of a key. Ends the program where there is none.
+// Returns the plan of a key as fused_plan_for does, but ends the program where no library or no plan is there.
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
 // Returns a call's numbers, for a scale of the scores; the addresses are NULL.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
 // Enqueues a call by its plan. workspace: cuDNN's part. A refusal ends the program; if library->checks, sets `broken`.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
                struct device *dev);
-// The number of bytes of workspace for a key; 0 where the library, whose handle is not NULL, has no plan for it.
+// The number of bytes of workspace of a bf16 call, ours and cuDNN's; 0 where the library, which is open, has no plan.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
 // Does fused_backward with dQ summed in this order.
 void fused_backward_by(enum fused_order order,
