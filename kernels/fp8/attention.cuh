@@ -35,7 +35,6 @@ enum fp8_attention_tensor {
 };
 #define FP8_ATTENTION_P_SCALE 256.0f
 
-// A layer's attention, for each of its calls.
 struct fp8_attention {
     struct attention_shape shape; // asks for no feature (attention_asked)
     enum fp8_format gradients;
@@ -46,7 +45,8 @@ struct fp8_attention {
     // On a GPU, whose memory the host does not read: whether a scale that has to be known beforehand may have `delayed`
     // 0. The calls then are not recorded in a graph. The CPU looks at `delayed` itself.
     bool calibrates;
-    struct fp8_scale *scales[FP8_ATTENTION_TENSORS]; // in device memory; [FP8_ATTENTION_DOUT] on: NULL unless `full`
+    struct fp8_scale *scales[FP8_ATTENTION_TENSORS]; // in device memory; NULL: [FP8_ATTENTION_DOUT] on unless `full`,
+                                                     // [FP8_ATTENTION_DQ] on unless `full` and outputs_in_fp8
     struct fp8_scale *out;                           // O's
 };
 // Decides, beside the shape, whether FP8 attention can be computed.
@@ -58,17 +58,17 @@ struct fp8_attention_demands {
 };
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the device can't take the shape, and the option to change; empty where it can.
+// Writes to `reason` (size bytes) why the device or planned GPU can't take the shape; else empty. Makes cuDNN's plans.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
-// Names what computes FP8 attention here: cuDNN, or the CPU's unit. The text is not freed.
+// Returns the name of what computes FP8 attention here: cuDNN, or the CPU's unit. The text lives until fused_close.
 const char *fp8_attention_describe(struct device *dev);
 
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
-// Computes O and lse. takes_amax: merges O's amax (first forward); false: recomputation, which has the first forward's.
-// Where outputs_in_fp8: sets a.out's scale and inverse to `delayed`, or where that is 0 to fp8_scale_of(amax): a first
-// forward then runs twice, for the amax, then for O8. Elsewhere a.out is not read; the amax is of `out`, for fp8_cast.
+// Computes O and lse, after fp8_attention_cast. takes_amax: merges O's amax into a.out; false: recomputation, which has
+// the first forward's. Where outputs_in_fp8: settles a.out (fp8_attention_settle); a first forward whose `delayed` is 0
+// (GPU: if a.calibrates) runs twice, for the amax, then for O8. Elsewhere the amax is of `out` as stored.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
                            float *lse,      // (B, H, T), natural
@@ -77,10 +77,10 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
 
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev);
-// Computes the gradient of fp8_attention_forward, a.full, into all of dqkv; no RoPE is undone. Merges dS's amax, and
-// where outputs_in_fp8 dQ's, dK's and dV's; sets the scale and inverse of these as forward sets a.out's. Where
-// `delayed` is 0, runs first for dS's amax, then for the others, then for the result. amax: kernels/amax.cuh's,
-// of dqkv as stored; NULL: not taken.
+// Computes the gradient of fp8_attention_forward into all of dqkv, where a.full; undoes no RoPE. Merges dS's amax, and
+// where outputs_in_fp8 dQ's, dK's and dV's, and settles these scales as forward settles a.out. Where a `delayed` is 0
+// (GPU: if a.calibrates) runs first for dS's amax, then, where outputs_in_fp8, for the others, then for the result.
+// Reads the `inverse` of q, k, v, dO and O. amax: kernels/amax.cuh's, of dqkv as stored; NULL: not taken.
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
                             const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]
                             const fp8 *qkv8,  // (B, T, (H + 2 Hkv) * D)
@@ -103,7 +103,7 @@ void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2
 // out (n) = codes (n), each times scale->inverse, rounded to floatX; n is a multiple of 16.
 void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
-// Sets `count` outputs' scale and inverse before their casts: by `delayed`, or where that is 0 by fp8_scale_of(amax).
+// Sets the scale and inverse of scales (count <= FP8_ATTENTION_TENSORS): by `delayed`, or where that is 0 by amax.
 void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
 // out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
 void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);

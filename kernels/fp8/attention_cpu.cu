@@ -40,7 +40,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call's sizes, and the factors that forward needs; packed operands are still NULL.
+// Returns a call's sizes, and forward's factors by q's, k's and v's `inverse`; the packed operands are still NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -58,8 +58,8 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns the values of the codes of fp8_encode, but that no zero is negative. Adding 1.5 2^23 times the unit in the
-// last place of a value, or of the format's subnormals, rounds it to that unit, ties to even.
+// Returns x rounded to the values, not the codes, of fp8_encode, but no zero is negative. Adding 1.5 2^23 times the
+// unit in the last place of a value, or of the format's subnormals, rounds it to that unit, ties to even.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
     const struct fp8_precision f = fp8_precision_of(format);
     const float largest = fp8_largest(format), subnormal = format == FP8_E4M3 ? 0x1.8p14f : 0x1.8p7f;
@@ -68,7 +68,6 @@ ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
     const vec magic = vec_max((vec)unit, vec_set(subnormal));
     return (limited + magic) - magic;
 }
-// Returns vec_fp8_round for a format that is no constant.
 static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return vec_fp8_round(x, FP8_E4M3);
@@ -138,7 +137,7 @@ static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, in
     else
         pack_panel_as(LAYOUT_FP32, c, kv_head, panel, place, backward);
 }
-// Packs every KV head at the place of its number. All threads of the team call.
+// Packs every KV head at the place of its number. All threads of the team call; a barrier is at the end.
 static void pack_all(const struct fp8_flash *c, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
@@ -190,7 +189,7 @@ static void exponentials(float *scores, float *sums, const float *max, const flo
             vec_store(sums + q, vec_load(sums + q) + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
     }
 }
-// Rounds `panels` <= FLASH_PANELS blocks of P^T, each column times its factor, to values of E4M3, as right operands.
+// Rounds x, `panels` <= FLASH_PANELS blocks of P^T, each column times its factor, to E4M3's values: right operands p.
 ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, const float *x, const float *factors,
                                        int panels) {
     for (int q = 0; q < BLOCK; q += LANES) {
@@ -210,7 +209,7 @@ ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, 
         }
     }
 }
-// Writes O of one strip, of transposed blocks (D, 32) of sums, as the call wants it, and takes its amax.
+// Writes a strip's O to c->to8 and c->to, unless NULL; c->takes_amax: merges it into a.out. sums: transposed, (D, 32).
 static void write_strip(const struct fp8_flash *c, const float *sums, int b, int h, int strip) {
     const struct flash *f = &c->f;
     const int count = flash_rows(f, strip);
@@ -352,8 +351,8 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// Packs `strips` strips of queries from strip `first` on, with their lse and D. Padding rows get 0 everywhere, which
-// makes their dS 0 and their P count for nothing.
+// Packs `strips` strips of queries from strip `first` on, with D and, in units of log2, lse less log2 256. Padding rows
+// get 0 everywhere, which makes their dS 0 and their P count for nothing.
 ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
@@ -413,8 +412,8 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
     }
     return largest;
 }
-// Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
-// `fresh`, overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS.
+// Adds a panel's dK and dV, of the tile's strips that see it, to dk and dv, (steps) blocks each, unless RUN_DS_AMAX;
+// `fresh`: overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS, and raises *ds_amax.
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                   struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
                                   int64_t place, int panel, int slot, int first, int strips, bool fresh) {
@@ -446,7 +445,8 @@ ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct f
         flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Writes rows (count, D) of a gradient to dqkv, as the run wants it: sums (steps blocks) times factor. Takes amaxes.
+// Writes a gradient's rows (count, D), sums (steps blocks) times factor, to dqkv from `at` on, in RUN_RESULT only.
+// Merges the amax into the tensor's scale where outputs are FP8 and, as stored in dqkv, into c->amax unless NULL.
 static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor tensor, int64_t at, const float *sums,
                            float factor, int count) {
     const struct flash *f = &c->f;
@@ -475,7 +475,7 @@ static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor 
 static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
     return codes_of_head(c, b, t, head) - c->qkv8;
 }
-// Computes one tile of queries of one head: dQ, and sums in dk and dv (panels, steps); `written` panels hold some.
+// Computes a tile of a head by c->run: dS's amax, dQ, sums in dk, dv (panels, steps): the first `written` hold some.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
@@ -510,7 +510,7 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
     }
 }
 
-// Writes dK and dV of one panel: `sums` (segments, 2, panels, steps) over segments that reached the panel, in order.
+// Writes dK and dV of a panel by write_gradient: `sums` (segments, 2, panels, steps) over segments that reached it.
 static void write_panel(const struct fp8_flash *c, const float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                         int panel) {
     const struct flash *f = &c->f;
@@ -532,7 +532,7 @@ static void write_panel(const struct fp8_flash *c, const float *sums, const stru
                        flash_rows(f, panel));
     }
 }
-// Computes dQ of one segment of a KV head. dK and dV stay in `sums`, (2, panels, steps) blocks.
+// Computes dQ of one segment of a KV head, as c->run says. dK and dV stay in `sums`, (2, panels, steps) blocks.
 static void backward_unit(const struct fp8_flash *c, float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                           int segment, int64_t place) {
     const struct flash *f = &c->f;
@@ -547,7 +547,7 @@ static void backward_unit(const struct fp8_flash *c, float *sums, const struct f
             backward_tile(LAYOUT_FP32, c, dk, dv, written, b, h, tile, place);
     }
 }
-// Runs once over all units. sums: (B, Hkv, segments, 2, panels, steps) blocks.
+// Makes what c->run says, over all units. sums: scratch, (B, Hkv, segments, 2, panels, steps) blocks.
 static void backward_run(const struct fp8_flash *c, float *sums) {
     const struct flash *f = &c->f;
     struct flash_cuts cuts;
