@@ -42,7 +42,7 @@ DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH]
         }
     }
 }
-// Lets the compiler forget elements as floats, which it would keep, in twice the registers, to convert only once.
+// Makes the compiler convert elements anew: it would keep the floats, in twice the registers. No element changes.
 DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
     int words[sizeof *row / sizeof(int)];
     memcpy(words, row, sizeof words);
@@ -57,7 +57,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
         x = amax_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
-// Returns the bits of the largest magnitude of the elements that this thread holds.
+// Returns the bits of the largest magnitude of one row's eight elements.
 DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     uint32_t amax = 0;
     EACH_FP8(i) amax = amax_with(amax, row.x[i]);
@@ -69,7 +69,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Stores eight columns' numbers in shared memory (`to`): lanes l and l + 16 have the same eight, and store four each.
+// Stores eight columns' numbers in the warp's line of `to` (warps, 128): lanes l and l + 16 hold the same, store half.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;
@@ -80,7 +80,7 @@ DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLO
     store_shared_floats(to + (uint32_t)(warp * FP8_BLOCK + fp8_blocks_word(lane % FP8_BLOCKS_LANES, upper ? 4 : 0)) * 4,
                         four);
 }
-// Stores in shared memory the sums of columns over the warp's 16 rows. All lanes call.
+// Stores in shared memory, from FP8_BLOCKS_SUMS on, the sums of columns over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float sums[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -90,7 +90,7 @@ DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blo
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_SUMS, sums);
 }
-// Stores in shared memory the bits of columns' largest magnitudes over the warp's 16 rows. All lanes call.
+// Stores in shared memory, from FP8_BLOCKS_AMAXES on, the columns' amaxes over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float amaxes[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -101,7 +101,7 @@ DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_b
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
 }
-// Returns the sum of column fp8_blocks_column(threadIdx.x) of the tile, over the warps.
+// Returns the sum of column fp8_blocks_column(threadIdx.x) over the warps. Threads below 128 call, after a barrier.
 DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
     float sum = 0;
 #pragma unroll
@@ -109,7 +109,7 @@ DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {
         sum += load_shared_float(shared + FP8_BLOCKS_SUMS + (warp * FP8_BLOCK + threadIdx.x) * 4);
     return sum;
 }
-// Returns the bits of the largest magnitude of column fp8_blocks_column(threadIdx.x) of the tile, over the warps.
+// Returns the bits of column fp8_blocks_column(threadIdx.x)'s amax. Threads below 128 call, after a barrier.
 DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     uint32_t amax = 0;
 #pragma unroll
@@ -117,7 +117,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
         amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
     return amax;
 }
-// Returns the bits of the tile's largest magnitude, in every thread. All threads of the block call.
+// Returns the bits of the tile's largest magnitude, by the words at FP8_BLOCKS_AMAXES. All threads of the block call.
 DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
     EACH_FP8(r) amax = amax_larger(amax, fp8_blocks_row_amax(rows[r]));
@@ -131,7 +131,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_
     return amax;
 }
 
-// Encodes eight elements, the first in the lowest byte. Adds the number of flushed ones to *flushed, where `counted`.
+// Returns eight elements' codes, the first in the lowest byte. Adds how many were flushed to *flushed, where `counted`.
 template <enum fp8_format FORMAT>
 DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_row &from, float scale, bool counted) {
     float scaled[FP8_BLOCKS_EACH];
@@ -157,7 +157,7 @@ DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
-// Writes the tile's columns, from shared memory, to a form of M bytes a column, from `to` on. All threads call.
+// Writes the tile's columns from shared memory to a form of M bytes a column, at `to`. All threads, after a barrier.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < FP8_BLOCK * FP8_BLOCK / 16 / FP8_BLOCKS_THREADS; i++) {

@@ -9,7 +9,7 @@ __BEGIN_DECLS
 // *amax = the larger of *amax and the largest fp8_magnitude in x (n)
 void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
-// Returns the workspace of a cast of x (M, N) that makes dbias.
+// The number of bytes of workspace of a cast of x (M, N) that makes dbias.
 size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 // Casts x (M, N). FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax), which fp8_amax
 // or x's op has made; sets scale->scale and scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks
@@ -17,7 +17,7 @@ size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 // FP8_128X128: the forms hold the same codes. Scales of blocks are fp8_scale_of of their amax, rounded down to a power
 // of two. M and N are multiples of 16; for blocks, of 128. workspace: may be NULL where to.dbias is NULL.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
-// Merges the amax of x (M, N) into scale->amax, then casts x to codes (M, N) by one scale.
+// Merges the amax of x (M, N) into scale->amax, then casts x to codes (M, N) in row form as fp8_cast does, by scale.
 static inline void fp8_cast_with_amax(fp8 *codes, struct fp8_scale *scale, enum fp8_format format, const floatX *x,
                                       int64_t M, int64_t N, struct device *dev) {
     struct fp8_cast to;

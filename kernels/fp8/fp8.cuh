@@ -19,10 +19,10 @@ HOST_DEVICE float fp8_largest(enum fp8_format format) { // the largest finite va
     return 0;
 }
 
-// Rounds to nearest, ties to even, then limits the magnitude to the largest finite value, infinities too; every NaN
-// becomes 7f. The sign of zero stays. As PTX's cvt.rn.satfinite.
+// Returns the code of x itself, without a scale: rounded to nearest, ties to even, and limited to the largest finite
+// magnitude, infinities too. Every NaN becomes 7f. A zero keeps its sign. As PTX's cvt.rn.satfinite.
 HOST_DEVICE fp8 fp8_encode(float x, enum fp8_format format);
-// Returns the value of a code, which is exact; NaN and E5M2's infinities are kept.
+// Returns a code's value, without a scale, exactly; NaN and E5M2's infinities stay what they are.
 HOST_DEVICE float fp8_decode(fp8 code, enum fp8_format format);
 
 // ---- the scale of a tensor ----
@@ -41,13 +41,13 @@ HOST_DEVICE uint32_t fp8_magnitude(float x) {
 struct fp8_scale {
     uint32_t amax;        // fp8_magnitude of the tensor's largest element in this micro-batch; a weight's in this step
     uint32_t step_amax;   // of the step's earlier micro-batches; in fp8_scales_update the ranks' largest of the step
-    float delayed;        // the scale by the history of amaxes; 0: other recipes, and an empty history
+    float delayed;        // the scale by the history of amaxes; 0: there is no history, or it has only zeros
     float scale, inverse; // of the last cast; `inverse` is what a product multiplies by
     uint32_t unused[3];   // 32 bytes: members at 16-byte boundaries stay there in an array
 };
 
-// Returns fp8_largest / amax; 1 for a tensor of zeros; NaN for a magnitude that is infinite or NaN, so that products
-// become NaN and the update is skipped, which saturation would hide. Scale and inverse are normal numbers for any amax.
+// Returns fp8_largest / amax (fp8_magnitude's bits), at most 2^126: scale and inverse are normal numbers. Returns 1 for
+// 0, and NaN for infinity or NaN: products become NaN and the update is skipped, which saturation would hide.
 HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
     float largest, scale;
     memcpy(&largest, &amax, sizeof largest);
@@ -78,7 +78,7 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// The number of floats from a row of `inverse` to the next, of the next 128 of the depth (FP8_1X128) or 128 rows.
+// The number of floats from one row of `inverse` to the next: 128 of the depth on (FP8_1X128) or 128 rows on; else 1.
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
     case FP8_PER_TENSOR: return 1;

@@ -13,7 +13,7 @@
 
 // ---- counts ----
 
-// Returns the magnitude above which a value is saturated: rounding would not make it the largest finite one.
+// Returns the magnitude above which a scaled value saturates: rounding would not make it the largest finite one.
 HOST_DEVICE float fp8_saturates_above(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 464.0f;          // the tie between 448 and 480 goes to 448
@@ -21,7 +21,7 @@ HOST_DEVICE float fp8_saturates_above(enum fp8_format format) {
     }
     return 0;
 }
-// Returns the magnitude at and below which a value other than zero is flushed: half the smallest subnormal.
+// Returns the magnitude at and below which a scaled value other than zero is flushed: half the smallest subnormal.
 HOST_DEVICE float fp8_flushes_to(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 0x1p-10f;
@@ -168,7 +168,7 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// Writes the tile from shared memory to `codes`, M bytes a column, cut to `rows` (16 divides it) x `columns`. All call.
+// Writes the tile in `shared` to codes, M bytes a column, cut to rows (16 divides it) x columns. All, after a barrier.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -215,7 +215,7 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
-// Adds fp8_store_words' counts to to.counts and, where takes_amax, merges its maximum into to.scale->amax. One thread.
+// Adds fp8_store_words' counts to to.counts (NULL: these are 0); takes_amax: merges its amax into to.scale. One thread.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
     for (uint32_t warp = 0; warp < FP8_TILE_WARPS; warp++) {
@@ -230,7 +230,7 @@ DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax,
         atomicMax(&to.scale->amax, amax);
 }
 
-// Casts a tile of each output. M rows, N columns an output; partial: (rows of tiles, OUTPUTS N).
+// Casts a tile of each output (M, N); the first block sets to.scale. partial (rows of tiles, OUTPUTS N): for dbias.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     fp8_tile_kernel(const struct fp8_cast to, enum fp8_format format, const source from, int64_t M, int64_t N,
@@ -296,8 +296,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     if ((to.counts || takes_amax) && threadIdx.x == 0)
         fp8_merge_words(to, takes_amax, shared_words);
 }
-// Casts all outputs of a source, M rows, and N columns an output, multiples of 16, by one scale; sets to.scale's scale
-// and inverse. workspace: fp8_cast_workspace_bytes of the whole matrix; may be NULL without dbias.
+// Casts a source's outputs, M rows, N columns an output, multiples of 16; sets to.scale's scale and inverse; merges
+// amax if TAKES_AMAX and `delayed` is not 0. workspace: fp8_cast_workspace_bytes(M, OUTPUTS N), or NULL without dbias.
 template <class source>
 static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, int64_t N, void *workspace,
                            struct device *dev) {
@@ -354,7 +354,7 @@ typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1)
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
-// Returns the codes of fp8_encode, one in each word's lowest byte.
+// Returns the codes of fp8_encode, one in each word's lowest byte; the other bytes are 0.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_precision f = fp8_precision_of(format);
     const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
@@ -406,7 +406,7 @@ ALWAYS_INLINE void fp8_encode_tile_as(const enum fp8_format format, const bool c
     if (counting)
         counts[FP8_FLUSHED] += flushed;
 }
-// Encodes as fp8_encode_tile_as does, by code for each format. counts: (FP8_COUNTS); NULL: not counted.
+// Encodes as fp8_encode_tile_as does, in any format. counts: (FP8_COUNTS); NULL: not counted.
 static void fp8_encode_tile(struct fp8_tile_codes *codes, float sums[FP8_TILE], uint64_t *counts, const floatX *tile,
                             float scale, enum fp8_format format) {
     switch (format) {
@@ -425,7 +425,7 @@ static void fp8_encode_tile(struct fp8_tile_codes *codes, float sums[FP8_TILE], 
     }
 }
 
-// Writes the tile's first `columns` columns of `rows` codes to a form of M bytes a column, from `to` on.
+// Writes `rows` codes of the first `columns` columns of fp8_tile_codes' words to a form of M bytes a column, at `to`.
 static void fp8_write_columns(fp8 *to, int64_t M, const word *words, int rows, int columns) {
     __attribute__((aligned(64))) word transposed[FP8_TILE * FP8_TILE / 4];
     for (int c = 0; c < columns; c += 16)
@@ -444,7 +444,7 @@ static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int 
         memset(tiles, 0, (size_t)outputs * FP8_TILE_ELEMENTS * sizeof *tiles);
     fill(tiles, from, row, column, rows, columns);
 }
-// Casts the tile at (row, column) of each output, by one thread.
+// Casts the tile at (row, column) of each output, by one thread; adds counts, merges the amax and sets cast->partial.
 static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_t column) {
     __attribute__((aligned(64))) floatX tiles[FP8_MAX_OUTPUTS * FP8_TILE_ELEMENTS];
     const int rows = fp8_tile_size(cast->M, row), columns = fp8_tile_size(cast->N, column);
