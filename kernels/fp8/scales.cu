@@ -33,7 +33,7 @@ void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale 
            counts, scales, num_counts, n);
 }
 
-// Leaves the ranks' largest amax in step_amax; sets check->finite to 0 where one is not finite, for the next kernel.
+// Sets step_amax to the ranks' largest amax, and check->finite to 0 where an amax is not finite, for the next kernel.
 static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct gradient_check *check,
                                                const double *amaxes, int ranks, int width, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
@@ -44,8 +44,8 @@ static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct 
     if (amax >= 0x7f800000u)
         check->finite = 0; // the one value that any thread writes
 }
-// Enters each scale's amax in the scale's history and ends the step; a block takes a scale. The history moves by one,
-// in chunks from its end on: a chunk is read before it and the entry below, which is the next chunk's, are overwritten.
+// Enters step_amax in the scale's history, where check->finite, and ends the scale's step; a block takes a scale. The
+// history moves by one, in chunks from its end on: a chunk is read before it and the next chunk's last are overwritten.
 static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
     fp8_scales_update_kernel(struct fp8_scale *scales, float *history, const struct gradient_check *check,
                              struct fp8_delay delay, struct fp8_scales_order order) {

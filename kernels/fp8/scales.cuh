@@ -28,25 +28,25 @@ void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       int linears,                   // as in struct fp8_scales_order
                       int n, struct device *dev);
 
-// Writes what this rank reports of a step: `counts` as doubles, which become 0, and, where n > 0, the step's amaxes.
+// Writes a rank's report of a step: `counts`, which become 0, then each scale's largest amax as a number, not bits.
 void fp8_scales_report(double *report,                 // (num_counts + n)
                        uint64_t *counts,               // (num_counts)
-                       const struct fp8_scale *scales, // (n)
+                       const struct fp8_scale *scales, // (n); not read where n is 0
                        int num_counts, int n, struct device *dev);
 
-// Ends a step of delayed scales, by the amaxes in the ranks' reports, from column `first` on. check->finite becomes 0
-// where one of them is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history,
-// which drops its oldest entry; `delayed` follows from the history's amax if > 0. In any case amax and step_amax are 0.
+// Ends a step of delayed scales by the ranks' amaxes, scale i's in column first + i of `reports`. One that is infinite
+// or NaN sets check->finite to 0. Where check->finite is 0, histories and `delayed` stay; else each scale's largest
+// amax enters its history, and `delayed` follows where the history's amax is > 0. Always zeroes amax and step_amax.
 void fp8_scales_update(struct fp8_scale *scales,     // (n)
-                       float *history,               // (n, delay.length) newest first; 0: no step
+                       float *history,               // (n, delay.length > 0) newest first; 0: no step
                        struct gradient_check *check, // (1)
                        const double *reports,        // (ranks, width)
                        int ranks, int width, int first, int n, struct fp8_delay delay, struct fp8_scales_order order,
                        struct device *dev);
 __END_DECLS
 
-// Returns the delayed scale by the history's amax > 0. It is limited to 2^-126 .. 2^126: at the lower end too, unlike
-// fp8_scale_of's, since a margin may make it small. Dividing by 2^margin first is exact.
+// Returns fp8_largest / 2^margin / amax, limited to 2^-126 .. 2^126: at the lower end too, unlike fp8_scale_of's, since
+// a margin may make it small. amax: the history's, finite and > 0. Dividing by 2^margin first is exact.
 HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int margin) {
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
