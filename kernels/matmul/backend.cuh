@@ -5,7 +5,7 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
-// round: A (depth, rows), B (cols, depth). workspace: only sgemm_plain reads it.
+// round: A (depth, rows), B (cols, depth). ld*: elements from row to row, as stored. workspace: for sgemm_plain.
 typedef void sgemm_function(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
                             const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
                             void *workspace, const struct device *dev);

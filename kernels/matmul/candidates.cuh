@@ -55,7 +55,7 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues the filling of an operand (rows, cols), with its blocks' scales, with noise, if it is in the noise's memory.
+// Enqueues noise for an operand (rows, cols), its rows' gaps and blocks' scales, if it is wholly in the noise's memory.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
@@ -81,7 +81,7 @@ struct matmul_candidates {
     int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether a plan may use an algorithm: it adds partial sums in a fixed order, and its workspace_bytes are not too many.
+// Whether an algorithm, which needs workspace_bytes, keeps to the plan's matmul_reductions and matmul_library_bytes.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -90,8 +90,8 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
-// Adds the allowed algorithms that the heuristics rank first, not timed yet; none where they know none. fused: with the
-// epilogue, where matmul_may_fuse; candidate 0 is to be without, so that a call with `fused` false comes first.
+// Adds up to MATMUL_CANDIDATES algorithms, as the heuristics rank them, where matmul_is_allowed, with us INFINITY.
+// fused: with the epilogue, where matmul_may_fuse; candidate 0 is to have none: `fused` is false in the first call.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -114,9 +114,9 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
-// Whether an epilogue can do what comes with the product, dbias or GELU's derivative; false where neither does.
-// BGRADB's sums need the second half of the workspace. DGELU demands of its other input what packed accesses do; fp32
-// results would have its exponential's error. The sums that follow DGELU are timed in the workspace.
+// Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative; false without
+// either. BGRADB's sums need the second half of the workspace. DGELU demands of its other input what packed accesses
+// do; fp32 results would have its exponential's error. The sums that follow DGELU are timed in the workspace.
 static bool matmul_may_fuse(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     if (product->dbias)
@@ -124,8 +124,8 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Enqueues a product by a candidate, with its dbias or, where an epilogue could apply it, GELU's derivative and the
-// sums of columns that follow, which overwrite the workspace. Returns the library's status.
+// Enqueues a product by a candidate, with its dbias or, where an epilogue could apply it, GELU's derivative, fused or
+// by our kernel, and its sums of columns, which overwrite the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -161,7 +161,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Times all candidates, in turns, and sets their `us`, INFINITY before and where the library refuses. The host waits.
+// Times all candidates, in turns: `us`, INFINITY before, becomes the least of rounds, unless all are refused. Waits.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -200,7 +200,7 @@ static int matmul_fastest(const struct matmul_candidates *candidates) {
 struct matmul_sample {
     size_t elements, element_bytes, out_bytes, bytes;
 };
-// Returns the sizes of a product's sample: MATMUL_SAMPLE_ROWS rows of the output, then dbias if there is one.
+// Returns a sample's sizes: the first MATMUL_SAMPLE_ROWS rows of the output, with gaps, then, at out_bytes, any dbias.
 static struct matmul_sample matmul_sample_of(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     struct matmul_sample sample;
@@ -225,7 +225,7 @@ static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struc
         device_download(to + sample.out_bytes, once.dbias, sample.bytes - sample.out_bytes, dev);
     return true;
 }
-// Whether an epilogue's sample (a) is our kernels' (b) but for rounding: fp32's, or GELU's derivative's, twice to bf16.
+// Whether a fused candidate's dbias, or else output with GELU's derivative, (a) is our kernels' (b) but for rounding.
 static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sample sample,
                                  const struct matmul_product *product) {
     double difference = 0, magnitude = 0;
@@ -250,10 +250,10 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     }
     return false;
 }
-// Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0, as an adapter's second matrix at first.
+// Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0 or not finite, as a new adapter's may be.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// Checks that two runs of a candidate have the same bits and, if it has an epilogue, agree with a run of `plain`, which
-// has none. Overwrites what matmul_sample_candidate does.
+// Returns MATMUL_FAILS where the library refuses a run, two runs of a candidate differ in a bit of their samples or, if
+// it is fused, it disagrees with a run of `plain`, which is not. Overwrites what matmul_sample_candidate does.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

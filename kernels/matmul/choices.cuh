@@ -86,32 +86,32 @@ struct matmul_noise {
 };
 
 __BEGIN_DECLS
-// Returns the key of a product: of pointers, dbias too, whether they are NULL and their alignment.
+// Returns the key of a product, without `add`: of pointers, dbias too, it has the alignment and whether they are NULL.
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
 // Returns the choice that is kept for a key; NULL: none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
-// Empties the list. Until matmul_list_end gemm_run lists products of new keys, where there is room, and computes none.
+// Empties the list. Until matmul_list_end gemm_run only lists products of new keys. list_overflowed: one had no room.
 void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice made before. Returns false unless a listed product has its key and no choice yet, and can use it.
+// Keeps a choice made before and drops plans. Returns false unless a listed product of its key has none and can use it.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Times a listed product's algorithms and keeps the choice: where none multiplies right and gives the same bits twice,
-// the heuristics' first, with times of 0. Overwrites output, dbias, workspace, and operands in the noise's memory.
-// Returns false where there is no algorithm. Ends the program where the heuristics' first and others are wrong.
+// Times the algorithms of a product that has no choice and keeps one: where none proves right, with the same bits twice
+// and not all 0, the heuristics' first, with times of 0. Overwrites output, dbias, workspace, and operands in the
+// noise's memory. Returns false where there is no algorithm. Ends the program where a kept first is wrong.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Checks the algorithm by which a product is computed from here on against sums in double, and waits for the result;
-// ends the program where it is wrong. Does nothing where its epilogue is fused. Overwrites what matmul_tune does.
+// Checks, by a few elements' sums in double, the algorithm that computes a product from here on, and waits; ends the
+// program where it is wrong. Does nothing where its epilogue is fused. Overwrites what matmul_tune does.
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
-// Creates noise for operands in `memory` (bytes, the device's), which it fills. matmul_noise_close frees the noise.
+// Creates noise, for matmul_noise_close, and enqueues filling all of `memory` (bytes, the device's) for operands.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
 // Waits for the device, then frees the noise, but not the memory that it filled.

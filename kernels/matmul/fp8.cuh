@@ -49,7 +49,7 @@ static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t dep
     return 1;
 }
 
-// out (count, steps) = rows [row, row + count) and depth [k, k + steps) of x (rows, depth), times fp8_inverse_at.
+// out (count, steps) = x (rows, depth), from `row` and from k on, a multiple of FP8_BLOCK, times fp8_inverse_at
 static void fp8_decode_block(floatX *out, const struct fp8_matrix *x, int64_t rows, int64_t depth, int64_t row,
                              int64_t count, int64_t k, int64_t steps, const struct device *dev) {
     float values[256];
@@ -77,12 +77,12 @@ struct fp8_product {
     bool add;
 };
 
-// Returns what multiplies the sums: the two matrices' inverses, or 1 where blocks have scales.
+// Returns what multiplies the sums: the two matrices' inverses, or 1 where blocks of both matrices have scales.
 static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
-// Writes sums (rows, cols), times the scale, to `out`, with the bias, or to `sum`, from element (row, col) on.
+// Writes sums (rows, cols), scaled, from element (row, col) on: with bias to x->out, or to x->sum, adding where x->add.
 static void fp8_finish_block(const struct fp8_product *x, const float *sums, int64_t row, int64_t rows, int64_t col,
                              int64_t cols, const struct device *dev) {
     const float scale = fp8_product_scale(x);

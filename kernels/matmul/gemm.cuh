@@ -17,7 +17,7 @@ struct gemm {
     floatX *out;           // (rows, cols) = A B + bias, or NULL: sum is the output
     int64_t ld_out;        // elements from one row of the output to the next
     const floatX *bias;    // (cols) or NULL
-    float *sum;            // (rows, cols) = A B
+    float *sum;            // (rows, cols) = A B, where out is NULL
     bool add;              // the output, which has no bias then, += A B, as matmul/matmul.cuh has it
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
     // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
@@ -27,21 +27,21 @@ struct gemm {
 };
 
 __BEGIN_DECLS
-// Creates the library for dev->matmul, never NULL, for matmul_destroy. Ends the program without memory or cuBLASLt.
+// Creates a library, never NULL, which the caller puts in dev->matmul, for matmul_destroy. Ends the program on failure.
 struct matmul_library *matmul_create(struct device *dev);
 // Frees the library's handles and the library; does nothing for NULL.
 void matmul_destroy(struct matmul_library *library);
-// Names the library, its version and the type of the products. The text is the library's.
+// Returns the library's name, with a version if it has one, and the products' type. The text is the library's.
 const char *matmul_describe(const struct matmul_library *library);
 
-// Returns the bytes of workspace of gemm_run; with dbias it needs dbias_workspace_bytes, if these are more.
+// Returns the bytes of workspace of gemm_run, which with dbias needs dbias_workspace_bytes where these are more.
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm or, after matmul_list_begin, lists it. dbias (rows) = the sums of A's rows, or += where gemm->add,
-// for an A that is a transposed dout without gaps; NULL: no sums. Ends the program where the library has no algorithm.
+// Computes the gemm (on a GPU enqueues it) or, in a dry run, only lists it. dbias (rows) = the sums of A's rows, or +=
+// where gemm->add, for an A that is a transposed dout without gaps; NULL: none. Ends the program without an algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
-// Whether gemm_run multiplies this gemm's output by GELU's derivative; else the caller does.
+// Whether gemm_run multiplies this gemm's output by GELU's derivative; else (on a CPU, in a dry run) the caller does.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
 __END_DECLS
 
@@ -63,7 +63,7 @@ static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const
     const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
     return gemm;
 }
-// Returns the gemm of dweight (N, K) = dout (M, N)^T in (M, K), or += where `add`.
+// Returns the gemm of dweight (N, K), without gaps, = dout (M, N)^T in (M, K), or += where `add`.
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
                                                int64_t ld_in, int64_t M, int N, int K, bool add) {
     const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};

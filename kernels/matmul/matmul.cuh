@@ -1,6 +1,6 @@
 // Matrix products of a linear layer, forward and backward, with shapes and names as torch.nn.Linear has them. Sums are
-// fp32 over the whole depth and are rounded once. Calls need dev->matmul (matmul_create). On a GPU they enqueue, and
-// end the program where cuBLASLt has no algorithm for the sizes.
+// fp32 over the whole depth and are rounded once. Calls need dev->matmul (matmul_create). On a GPU they enqueue or, in
+// a dry run (matmul_list_begin), only list; they end the program where cuBLASLt has no algorithm for the sizes.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
 #include "kernels/fp8/fp8.cuh"     // struct fp8_matrix
@@ -8,7 +8,7 @@
 #include <sys/cdefs.h>             // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Returns the bytes of scratch that any of the four calls below needs, aligned to 64 bytes, on a GPU to 256.
+// Returns the bytes of scratch, aligned to 64 (GPU: 256), that each of the four calls below needs with these sizes.
 size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
 
 // out = in weight^T + bias. workspace: matmul_workspace_bytes.
@@ -23,7 +23,7 @@ void matmul_backward_input(floatX *din,          // (M, K)
                            const floatX *weight, // (N, K)
                            int64_t M, int N, int K, void *workspace, struct device *dev);
 // din = dout weight, for a layer whose input is gelu(pre). Returns whether din was multiplied by gelu'(pre), too: on a
-// GPU where tuning found that faster; else the caller multiplies. sums: the caller will sum din's columns.
+// GPU where tuning found that faster; else the caller does. sums: only tells tuning that the caller sums din's columns.
 bool matmul_backward_input_gelu(floatX *din,          // (M, K)
                                 const floatX *dout,   // (M, N)
                                 const floatX *weight, // (N, K)
@@ -42,7 +42,7 @@ void matmul_backward_weight(float *dweight,     // (N, K)
 // as they are. Sizes and distances may be any. On the CPU, where N or K is small, as an adapter's rank is, these calls
 // are faster than the calls above, also for matrices without gaps, and may give other bits.
 
-// Returns the bytes of scratch of these calls. ld_in: of in and din; ld_out: of out and dout. Aligned to 64 (GPU: 256).
+// Returns the bytes of scratch, aligned as above, of these calls. ld_in: of in and din; ld_out: of out and dout.
 size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K, struct device *dev);
 // out = in weight^T, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
@@ -60,14 +60,14 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
                                     const floatX *in, int64_t ld_in,     // (M, K)
                                     int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once. One scale an operand multiplies the sum over the depth at its
-// end; scales of blocks, of both operands, apply block by block. Sizes are multiples of 16 (on a GPU others end the
-// program), and so are the addresses of codes and scales. fast: tensor cores may keep sums in fewer bits.
+// Products of FP8 matrices, with fp32 sums, rounded once. One scale an operand multiplies the finished sum; scales of
+// blocks, which both operands have or neither, apply block by block. Sizes are multiples of 16 (on a GPU others end the
+// program), as are addresses of codes and scales. fast: a GPU may keep sums in fewer bits, not with scales of blocks.
 
-// Returns the bytes of scratch that matmul_fp8 and matmul_fp8_sum need for a (M, K) and b (N, K).
+// Returns the bytes of scratch, aligned as above, that matmul_fp8 and matmul_fp8_sum need for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
-// Returns NULL where the device and its library multiply FP8 matrices of this granularity; else why not, written to
-// `text` (n bytes), with the option to change. A GPU neither open nor planned for is refused only in a build of fp32.
+// Returns NULL where the device and its library multiply FP8 matrices of this granularity, as a CPU does; else `text`
+// (n bytes): why not, and the option to change. A GPU neither open nor planned for is refused only in a build of fp32.
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev);
 // out = a b^T + bias. workspace: matmul_fp8_workspace_bytes.
 void matmul_fp8(floatX *out,         // (M, N)

@@ -41,7 +41,7 @@ static inline void plain_pack(float *strip, const float *x, int64_t line, int64_
             strip[(int64_t)k * width + i] = i < valid ? x[i * line + k * step] : 0.0f;
 }
 
-// c = a b, plus c when `add`, for one tile of PLAIN_ROWS x PLAIN_COLS; c has only the first `rows` x `cols`.
+// c (rows, cols) = the upper left part of a (depth, PLAIN_ROWS)^T b (depth, PLAIN_COLS), plus c when `add`
 static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const float *a, const float *b, int depth,
                               bool add) {
     plain_vector sum[PLAIN_ROWS][2];
@@ -63,7 +63,7 @@ static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const f
             c[i * ldc + j] = tile[i][j] + (add ? c[i * ldc + j] : 0.0f);
 }
 
-// c (rows, cols) = a block of packed A times a block of packed B, plus c when `add`: one task.
+// c (rows, cols) = a block of A times a block of B, both in plain_pack's strips, plus c when `add`: one task.
 static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const float *packed_a, const float *packed_b,
                         int depth, bool add) {
     for (int64_t j = 0; j < cols; j += PLAIN_COLS)

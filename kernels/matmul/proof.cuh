@@ -20,7 +20,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// Returns an operand's element at (i, k), i of the output's rows or columns, k of the depth. depth_is_rows: it is B's.
+// Returns an operand's element, FP8's scaled, at (i, k), i of the output's rows or columns. depth_is_rows: it is B's.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
@@ -70,8 +70,8 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
     o.depth = depth;
     return o;
 }
-// Whether a candidate (not fused) multiplies right the operands that the caller filled, by a few elements in double, or
-// the library refuses to run it. Overwrites the product's output, dbias and workspace; waits for the result.
+// Whether a candidate (not fused) multiplies the operands right, without GELU's derivative, by a few elements in
+// double; true if the library refuses to run it, too. Overwrites the product's output, dbias and workspace; waits.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -1,8 +1,7 @@
 // The choice of cuBLASLt's algorithms by timing: the fastest of those that the heuristics rank first, and, for a
 // product that comes with a bias gradient or GELU's derivative, whether the epilogue or our own kernel does that. Each
-// chosen algorithm multiplied right (kernels/matmul/proof.cuh) and gave the same bits twice, but two algorithms may
-// differ. Choices depend on times, which vary: who wants the same bits again has to keep them. Where no algorithm
-// proves to give the same bits, the choice is the heuristics' first, as without timing.
+// chosen algorithm gave the same bits twice and multiplied right (kernels/matmul/proof.cuh) or, if fused, agreed with
+// one that did; two may differ. Choices depend on times, which vary: who wants the same bits again has to keep them.
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
 #include "kernels/matmul/proof.cuh"      // matmul_is_proven
@@ -14,7 +13,7 @@ void matmul_list_begin(struct matmul_library *library) {
 }
 void matmul_list_end(struct matmul_library *library) { library->listing = false; }
 
-// Keeps a choice for its product's later calls, and drops all plans. With MATMUL_PLANS choices kept, ends the program.
+// Keeps a choice for its product, which has none yet, and drops all plans. Ends the program with MATMUL_PLANS kept.
 static void matmul_keep_choice(struct matmul_library *library, const struct matmul_choice *choice) {
     if (library->choice_count == MATMUL_PLANS)
         fail("matmul: %d choices are kept already; products must be listed once", (int)MATMUL_PLANS);
@@ -41,7 +40,8 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the fastest candidate that multiplies right, with equal bits twice; NULL: none, or all give 0. Drops others.
+// Returns the candidate that matmul_fastest picks of those that multiply right, with equal bits twice; NULL: none, or
+// it gives 0. Drops refused and failing candidates, counts wrong ones, and waits. Overwrites what matmul_judge does.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
