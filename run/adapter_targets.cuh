@@ -21,7 +21,7 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a module that may have an adapter; else *module is not valid.
+// Whether a tensor of the model's files is the weight of a module that may have an adapter; only then *module is valid.
 static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -49,7 +49,7 @@ static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// Returns what follows the number `layer` in a module's name, a pointer into name->text; else the whole name.
+// Returns what follows the number `layer` in a module's name, as mlp.up_proj, in name->text; else the whole name.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
     const int length = snprintf(number, sizeof number, ".%d.", layer);
@@ -138,8 +138,8 @@ static void targets_check_rank(const struct target_search *s) {
     }
 }
 
-// Sets c->lora_modules, bits of enum lora_module (0: no LoRA), from --lora-target-modules; the model's options are
-// resolved. Ends the program for bad names, layers that would differ, and too large a --lora-rank.
+// Sets c->lora_modules, bits of enum lora_module, from --lora-target-modules; 0 without --lora-rank. The caller has
+// resolved the model's options. Ends the program for bad names, layers that would differ, and too large a --lora-rank.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
     if (c->finetuning.lora_rank == 0)

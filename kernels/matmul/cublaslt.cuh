@@ -130,7 +130,7 @@ static bool matmul_fuses_dgelu(const struct matmul_plan *plan) {
     return plan->fused && plan->key.gelu != MATMUL_NO_GELU;
 }
 
-// Sets the pointers that come with each call. bias_sums (gemm->rows): where an epilogue writes the bias gradient.
+// Sets a call's pointers but operands' and output's. bias_sums (gemm->rows): where a fused epilogue writes dbias.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
     if (matmul_fuses_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
@@ -167,7 +167,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// Sets FP8's attributes. One scale for a matrix is the default and not set: libraries before 12.8 have no scale modes.
+// Sets FP8's attributes: fast sums, off with scales of blocks, and these scales' modes, which libraries from 12.8 have.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
@@ -214,8 +214,8 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return matmul_fuses_dbias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
-// Returns the split-K schemes that add fp32 partial sums in a step of its own, in a fixed order: the others round
-// partial sums to the output's type. With BGRADB none: cuBLASLt does not say in which order it would add the bias's.
+// Returns a mask of the split-K schemes that add fp32 partial sums in a step of their own, in a fixed order: the others
+// round partial sums to the output's type. With BGRADB none: cuBLASLt does not say in which order it adds the bias's.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_fuses_dbias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                     : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -242,7 +242,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found that heuristics rank first. Returns a status; CUBLAS_STATUS_NOT_SUPPORTED: none.
+// Fills results (most) with the *found that heuristics rank first. Returns a status, success only if results[0] has it.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -283,7 +283,7 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Writes to `text` (n bytes), and returns, which product was refused and what to change. The widths of a layer are
+// Returns `text` (n bytes), after writing which product was refused and what to change. The widths of a layer are
 // multiples of 8 in any usual model, for FP8 of 16; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
@@ -301,7 +301,7 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
              gemm->a.fp8 ? ", or leave out --fp8-format" : "");
     return text;
 }
-// Returns NULL where the library can compute the product; else why it can't, written to `text` (n bytes). For tests.
+// Returns NULL where there is an algorithm for the product without dbias; else `text` (n bytes): why not. For tests.
 static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
                                          struct matmul_library *library) {
     struct matmul_plan plan;
@@ -335,7 +335,7 @@ enum { DBIAS_ROWS = GPU_DBIAS_ROWS, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, 
 
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev) { return gpu_dbias_bytes(M, N); }
 
-// partial (chunks, N) = the sums of dout's columns over DBIAS_ROWS rows, for a strip of DBIAS_COLUMNS a block
+// partial (chunks, N) = dout's column sums over DBIAS_ROWS rows; a block per chunk and strip of DBIAS_COLUMNS columns
 static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     dbias_partial_kernel(float *partial, const floatX *dout, int64_t M, int N, int strips) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -376,8 +376,8 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan and, unless dbias is NULL, gemm_run's sums in dbias (gemm->rows). workspace:
-// gemm_workspace_bytes or, with dbias, dbias_workspace_bytes where that is more. Returns the library's status.
+// Enqueues a product by its plan, with GELU's derivative if fused, and gemm_run's dbias (gemm->rows; NULL: none).
+// workspace: gemm_workspace_bytes or, with dbias, dbias_workspace_bytes if more. Returns the library's status.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
     const float one = 1, beta = gemm->add ? 1 : 0;
@@ -398,7 +398,7 @@ static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm
     return status;
 }
 
-// Adds a product to the list, unless the list has its key already or is full.
+// Adds a product, with its pointers, to the list, unless the list has its key; where it is full, sets list_overflowed.
 static void matmul_list(const struct gemm *gemm, float *dbias, void *workspace, struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
     for (int i = 0; i < library->product_count; i++) {

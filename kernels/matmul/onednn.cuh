@@ -91,7 +91,7 @@ static struct onednn_key onednn_key_of(const struct gemm *g, const struct device
 struct onednn_layouts {
     dnnl_memory_desc_t of[ONEDNN_ARGUMENTS];
 };
-// Makes the layouts of a product's matrices, which onednn_layouts_free frees. Ends the program where oneDNN fails.
+// Makes the layouts of a product's matrices, not its scratch's, for onednn_layouts_free. Ends the program on failure.
 static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) {
     const struct {
         enum onednn_argument which;
@@ -132,8 +132,8 @@ static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     return attributes;
 }
 
-// Returns the instruction set of the implementation that oneDNN chose, after a colon, as ":avx512_core_bf16"; NULL
-// where it is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
+// Returns the chosen implementation's instruction set, as ":avx512_core_bf16", in the description's memory; NULL where
+// it is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
 static const char *onednn_instruction_set(const_dnnl_primitive_desc_t description) {
     const char *implementation = "";
     if (dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &implementation) != dnnl_success)
@@ -157,7 +157,7 @@ static void onednn_make_arguments(struct onednn_product *product, const struct o
     }
 }
 
-// Fills *product, for onednn_product_free; primitive NULL: none is fast. text (n), unless NULL: the instruction set.
+// Fills *product, for onednn_product_free. primitive NULL: none is fast; else text (n; or NULL): the instruction set.
 static void onednn_product_make(struct onednn_product *product, const struct gemm *g, dnnl_engine_t engine,
                                 const struct device *dev, char *text, size_t n) {
     struct onednn_layouts layouts;
@@ -249,8 +249,8 @@ static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
-// Computes a gemm by its primitive, or where there is none by gemm_fp32. dbias (g->rows) = or, where g->add, += the
-// column sums of a as stored; NULL: none. workspace: the larger of onednn_workspace_bytes and dbias_workspace_bytes.
+// Computes a gemm by its primitive or else by gemm_fp32. dbias (g->rows) = the column sums of a as stored, without
+// gaps, or += where g->add; NULL: none. workspace: the larger of onednn_workspace_bytes and dbias_workspace_bytes.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;
     struct onednn_product *product = onednn_product_for(g, dev);

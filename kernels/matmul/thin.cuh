@@ -79,7 +79,7 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 static inline int64_t thin_words(int64_t depth) { return (depth + XVEC_PARTS - 1) / XVEC_PARTS; }
 static inline int64_t thin_width(int64_t cols) { return gemm_round_up(cols, LANES); }
 
-// Copies the words of elements [k, depth) of a row, THIN_WORDS at most. A pair without a second element has 0 there.
+// Copies the words of elements [k, depth) of a row, THIN_WORDS at most; later words stay. A pair's missing second is 0.
 static inline void thin_copy_row(word out[THIN_WORDS], const floatX *row, int64_t k, int64_t depth) {
     if (depth - k >= THIN_WORDS * XVEC_PARTS) {
         memcpy(out, row + k, THIN_WORDS * sizeof *out);
@@ -122,7 +122,7 @@ struct thin_rows {
     THIN_ALIGN float sums[THIN_ROWS][THIN_MAX]; // where the depth does not end: (rows, columns)
 };
 
-// Writes sums to rows [i0, i0 + rows) of a block of out, `left` columns from j on; where the gemm adds, adds them.
+// Writes sums, or adds them where the gemm does, to rows [i0, i0 + rows) of x that there are, `left` columns from j on.
 ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_rows *x, int i0, int64_t j,
                               vec sums[THIN_ROWS][2], const int left) {
     const int64_t ld = x->g->ld_out;
@@ -162,7 +162,7 @@ ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *
     else
         thin_write(rows, vecs, x, i0, j, sums, (int)(cols - j));
 }
-// Computes all columns, over the depth of x. THIN_ROWS chains of sums hide their latency.
+// Computes all columns of x's rows, over x's piece of the depth. THIN_ROWS chains of sums hide their latency.
 static void thin_columns(struct thin_rows *x) {
     const struct gemm *g = x->g;
     for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
@@ -233,7 +233,7 @@ static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
 
-// out (THIN_STEPS, THIN_COLUMNS) = a tile of the wide operand, of the tokens from t on.
+// out (THIN_STEPS, THIN_COLUMNS) = a tile of the wide operand, tokens from t on, by thin_column; 0 past the ends
 static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t tile, int64_t t) {
     const int64_t first = tile * THIN_COLUMNS, depth = x->g->depth, ld = x->wide->ld;
     const int64_t tokens = gemm_min(THIN_TOKENS, depth - t), columns = gemm_min(THIN_COLUMNS, x->wide_cols - first);
@@ -250,7 +250,7 @@ static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t til
     for (int s = 0; s < THIN_STEPS; s++, from += XVEC_PARTS * from_ld)
         thin_join_tile(out + s * THIN_COLUMNS, from, from + from_ld);
 }
-// out (THIN_STEPS, THIN_MAX) = the narrow operand, of the tokens from t on.
+// out (THIN_STEPS, THIN_MAX) = the narrow operand, THIN_TOKENS tokens from t on; 0 past the ends
 static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t) {
     const int64_t end = gemm_min(x->g->depth, t + THIN_TOKENS), ld = x->narrow->ld;
     memset(out, 0, THIN_STEPS * THIN_MAX * sizeof *out);
@@ -260,7 +260,7 @@ static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t
     }
 }
 
-// Adds a block of tokens to THIN_LINES lines of a tile's sums. prefetch: the next tile's rows from `ahead` on.
+// Adds a block of tokens to THIN_LINES lines, narrow's first, of a tile's sums. prefetch: the next tile, at `ahead`.
 ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *wide, const bool prefetch,
                                   const floatX *ahead, int64_t ld) {
     const int64_t second = XVEC_PARTS == 2 ? ld : LANES;
@@ -294,7 +294,7 @@ static void thin_write_tile(const struct thin_gradient *x, int64_t tile) {
     }
 }
 
-// Computes the sums' tiles [from, to), over all tokens, and writes them to the gemm's sum.
+// Computes the sums' tiles [from, to), over all tokens, and writes them to the gemm's sum, or adds them where it adds.
 static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t to) {
     THIN_ALIGN word narrow[THIN_STEPS * THIN_MAX], wide[THIN_STEPS * THIN_COLUMNS];
     const int64_t lines = thin_lines(x), depth = x->g->depth, ld = x->wide->ld;
@@ -317,7 +317,7 @@ static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t 
 }
 #undef EACH
 
-// Computes gemm_thin's product for a weight gradient. Threads share the wide operand's columns.
+// Computes gemm_thin's product for a weight gradient. workspace: as gemm_thin's. Threads share the wide columns.
 static void thin_gradient(const struct gemm *g, void *workspace, const struct device *dev) {
     const struct thin_gradient x = thin_gradient_of(g, workspace);
 #pragma omp parallel num_threads(dev->threads)

@@ -129,8 +129,8 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
     }
 }
 
-// Packs `lines` lines x `depth` steps, multiples of 32 but at the end of x, along stored rows: block (i, k) goes to
-// tiles + i*line_stride + k*1024. sums (lines) or NULL: += the lines' sums, only where x is stored by depth.
+// Packs `lines` lines from `line` x `depth` steps from k0, in whole blocks, zeros past the end of x: block (i, k) goes
+// to tiles + i*line_stride + k*1024. sums (lines) or NULL: += the lines' sums, only where x is stored by depth.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,
@@ -296,13 +296,13 @@ struct tiles_plan {
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
-// Returns the columns of one panel, for a thread that has `cols`: as even as possible.
+// Returns the columns of one panel, for a thread that has `cols`: as even as possible. All sizes are in blocks.
 static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     const int64_t most = gemm_max(1, TILES_PANEL_BYTES / TILES_PAIR_BYTES / panel_depth);
     return tiles_divide(cols, tiles_divide(cols, most));
 }
 
-// Returns the plan, for at most so many threads, that is estimated to take least time. Sizes are in elements.
+// Returns the plan of the least estimated time for at most `threads` threads. rows, cols and depth are in elements.
 static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t depth, int threads) {
     struct tiles_plan p;
     memset(&p, 0, sizeof p);
@@ -354,7 +354,7 @@ struct tiles_product {
     char *thread_memory;
 };
 
-// Packs the rows of A that are `thread`'s of `threads`, before the product, and sums them into x->a_sums, unless NULL.
+// Packs the rows of A that are `thread`'s of `threads`, before the product, and sets their x->a_sums, unless NULL.
 static void tiles_pack_a(const struct tiles_product *x, int thread, int threads) {
     const int64_t from = x->plan.rows * thread / threads, to = x->plan.rows * (thread + 1) / threads;
     const int64_t stride = x->plan.depth * (TILES_PAIR_BYTES / (int64_t)sizeof(bf16));
@@ -365,7 +365,7 @@ static void tiles_pack_a(const struct tiles_product *x, int thread, int threads)
                      x->plan.depth * TILES_BLOCK, false, sums);
 }
 
-// Returns a slice of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
+// Returns `steps` blocks of A along the depth from block (row, k): in the packed A, or packed into `room` now.
 static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *room, int64_t row, int64_t k,
                                         int64_t steps) {
     if (x->packed_a)
@@ -417,8 +417,8 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
     return ahead;
 }
 
-// Sums 32 rows of C x `cols` blocks of columns from col, over a panel of B (`depth` blocks from k), in the blocks at c,
-// which the last panel's call writes to the output. room: for a slice of A. next_c: blocks to prefetch, or NULL.
+// Sums row `row` of C's blocks, `cols` from col, in c, over `depth` blocks of B's panel from k; the last panel's call
+// writes them to the output. room: for a slice of A. Prefetches A's next_row and next_c's blocks (NULL: none).
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
@@ -453,7 +453,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
-// Computes one part of C, by one thread between blocks_begin and blocks_end: part `thread` of row_parts x col_parts.
+// Computes part `thread` of row_parts x col_parts, between blocks_begin and blocks_end; row 0 also sets x->b_sums.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
