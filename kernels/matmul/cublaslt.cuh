@@ -167,7 +167,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// Sets FP8's attributes: fast sums, off with scales of blocks, and these scales' modes, which libraries from 12.8 have.
+// Sets FP8's attributes. Scales of blocks turn `fast` off and set modes; others set none: before 12.8 there are none.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
