@@ -102,7 +102,7 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
 
 // Times the algorithms of a product that has no choice and keeps one: where none proves right, with the same bits twice
 // and not all 0, the heuristics' first, with times of 0. Overwrites output, dbias, workspace, and operands in the
-// noise's memory. Returns false where there is no algorithm. Ends the program where a kept first is wrong.
+// noise's memory. Returns false where there is no algorithm. Ends the program if such a first is wrong.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
