@@ -104,8 +104,8 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Renames a log that is not empty to PATH.old, replacing that: it may be all that tells of an earlier run. Ends the
-// program where it can't.
+// Renames a log that is not empty, which may be all that tells of an earlier run, to PATH.old, in place of what has that
+// name. Ends the program where the log can't be renamed.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;
