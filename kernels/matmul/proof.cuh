@@ -70,8 +70,12 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
     o.depth = depth;
     return o;
 }
-// Whether a candidate (not fused) multiplies the operands right, without GELU's derivative, by a few elements in
-// double; true if the library refuses to run it, too. Overwrites the product's output, dbias and workspace; waits.
+// Whether a candidate's output is the plain product: an epilogue that sums a bias gradient leaves the output as it is.
+static bool matmul_can_be_proven(const struct matmul_candidate *candidate, const struct matmul_product *product) {
+    return !candidate->plan.fused || product->dbias;
+}
+// Whether a candidate that can be proven multiplies the operands right, by a few elements in double; true if the library
+// refuses to run it, too. GELU's derivative is left out. Overwrites the product's output, dbias and workspace; waits.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -1,7 +1,7 @@
 // The choice of cuBLASLt's algorithms by timing: the fastest of those that the heuristics rank first, and, for a
 // product that comes with a bias gradient or GELU's derivative, whether the epilogue or our own kernel does that. Each
-// chosen algorithm gave the same bits twice and multiplied right (kernels/matmul/proof.cuh) or, if fused, agreed with
-// one that did; two may differ. Choices depend on times, which vary: who wants the same bits again has to keep them.
+// chosen algorithm gave the same bits twice and multiplied right (kernels/matmul/proof.cuh) or, with GELU's derivative,
+// agreed with one that did; two may differ. Choices depend on times: who wants the same bits again has to keep them.
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
 #include "kernels/matmul/proof.cuh"      // matmul_is_proven
@@ -49,10 +49,10 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
         if (candidates->count == 0 || candidates->of[0].plan.fused)
             return NULL;
         struct matmul_candidate *best = &candidates->of[matmul_fastest(candidates)];
-        struct matmul_candidate *const plain = best->plan.fused ? &candidates->of[0] : best; // what best is judged by
-        if (!matmul_is_proven(plain, product, dev)) {
+        struct matmul_candidate *const proven = matmul_can_be_proven(best, product) ? best : &candidates->of[0];
+        if (!matmul_is_proven(proven, product, dev)) {
             candidates->wrong++;
-            plain->us = INFINITY;
+            proven->us = INFINITY;
             continue;
         }
         switch (matmul_judge(best, &candidates->of[0], product, dev)) {
@@ -80,7 +80,7 @@ void matmul_prove(struct matmul_library *library, const struct matmul_product *p
     struct matmul_candidate candidate;
     memset(&candidate, 0, sizeof candidate);
     candidate.plan = *matmul_plan_for(&product->gemm, product->dbias, library);
-    if (candidate.plan.fused)
+    if (!matmul_can_be_proven(&candidate, product))
         return;
     matmul_fill_operands(product, noise, dev);
     if (!matmul_is_proven(&candidate, product, dev))

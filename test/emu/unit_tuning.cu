@@ -2,6 +2,7 @@
 // computes the right result, the fastest is chosen, and an earlier choice is taken where it can be.
 #define DEVICE_MEMORY_MANAGED       // so that the host can read the results
 #include "kernels/matmul/matmul.cu" // under test
+#include "test/fails.h"             // assert_fails
 #include "test/testing.h"           // cmocka, random data, comparison
 
 enum { M = 96, N = 40, K = 64 };
@@ -228,6 +229,34 @@ static void algorithms_that_vary_or_do_not_run_are_not_taken(void **state) {
     }
 }
 
+static void prove_all(void *fixture) {
+    struct fixture *const f = (struct fixture *)fixture;
+    struct matmul_noise noise = matmul_noise_open(f->memory, f->memory_bytes, &f->dev);
+    setenv("EMU_CUBLASLT_WRONG", "2", 1);
+    for (int i = 0; i < f->dev.matmul->product_count; i++)
+        matmul_prove(f->dev.matmul, &f->dev.matmul->products[i], &noise, &f->dev);
+    matmul_noise_close(&noise, &f->dev);
+}
+// Checks products with an epilogue that sums the bias gradient: the sums are right where the product is wrong.
+static void products_beside_right_sums_are_proven(void **state) {
+    for (int wrong = 0; wrong < 2; wrong++) {
+        struct fixture f = fixture_make();
+        setenv("EMU_CUBLASLT_BGRAD_TIMES", "9,8,1,7", 1);
+        if (wrong)
+            setenv("EMU_CUBLASLT_WRONG", "2", 1);
+        list(&f, false);
+        tune(&f);
+        unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+        unsetenv("EMU_CUBLASLT_WRONG");
+        for (int k = 0; k < f.dev.matmul->choice_count; k++)
+            if (f.dev.matmul->choices[k].key.has_dbias)
+                assert_int_equal(f.dev.matmul->choices[k].candidate, MATMUL_CANDIDATES + (wrong ? 3 : 2));
+        if (!wrong)
+            assert_fails(prove_all, &f, "multiplies wrongly");
+        fixture_free(&f);
+    }
+}
+
 // Checks that the heuristics' first algorithm is kept where all results are 0, which are the same bits even by an
 // algorithm that varies. So a run that goes on has the same algorithm.
 static void results_that_tell_nothing_leave_the_first(void **state) {
@@ -328,6 +357,7 @@ int main(void) {
         cmocka_unit_test(the_fastest_is_chosen),
         cmocka_unit_test(epilogues_that_err_are_not_taken),
         cmocka_unit_test(algorithms_that_vary_or_do_not_run_are_not_taken),
+        cmocka_unit_test(products_beside_right_sums_are_proven),
         cmocka_unit_test(results_that_tell_nothing_leave_the_first),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
