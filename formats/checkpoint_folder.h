@@ -34,16 +34,16 @@ static const int64_t CHECKPOINT_LAST_STEP = 999999999999999999; // 18 digits: wh
 __BEGIN_DECLS
 // Returns the entry, with its name, of a step's folder of that kind, and of process pid, unused for CHECKPOINT_STEP.
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
-// Parses a name; false where checkpoint_entry_of makes no such name. Files of other names are neither read nor removed.
+// Parses a name. False, with *entry undefined: checkpoint_entry_of makes no such name, and files of other names stay.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Has no effect
-// where the file system has no locks: leftovers of any process are removed there.
+// Locks this process's byte of the root that is open as `root_fd`, until the descriptor is closed: a sign that keeps no
+// other writer out. Has no effect where the file system has no locks: folders of any process are leftovers there.
 void checkpoint_lock(int root_fd);
 // Whether a process is writing the temporary folder: another descriptor than `root_fd` holds the lock of the entry's
-// PID. An entry with the PID of the process that locked `root_fd` is thus a leftover.
+// PID. False where locks can't be asked for, and for what this process left, if it has locked no other descriptor.
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
-// name = the file that stands in a partial folder for process `number`'s part: the process removes it when the part is
-// written, else renames it to the `failed` name; neither takes room on a full disk. No checkpoint's file is named so.
+// name = the file that stands in a partial folder for the part of process `number`, from 1: the process removes it when
+// the part is written, else renames it to the `failed` name, which needs no room. No checkpoint's file is named so.
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
 // Flushes a file to the disk. Returns 0 or an errno.
 int checkpoint_fsync(int fd);
@@ -54,9 +54,9 @@ int checkpoint_close(int *fd);
 // Lists the root's entries, without other names; the caller frees entries->all in any case. Returns 0 or an errno.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
-// Removes a file, a link (not what it points to), or a folder and all in it. Returns 0 or an errno.
+// Removes a file, a link (not what it points to), or a folder with all in it, 32 deep at most. An error may leave some.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a checkpoint, renamed first so that no reader finds half of it, after checkpoint_lock. Returns 0 or an errno.
+// Removes a checkpoint, after checkpoint_lock. Renames it .removing first: no reader finds half, nor after an error.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes, after checkpoint_lock, what dead writers and failed saves left, as far as possible. A checkpoint that was
 // set aside gets its name back where its replacement was never published.

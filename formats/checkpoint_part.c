@@ -12,7 +12,7 @@ enum {
     PART_WINDOW = 32 << 20, // bytes that are sent to the disk at a time
 };
 
-// Closes what is open and frees the buffer; process 0 is told nothing. Harmless where nothing is held.
+// Closes each descriptor that is not -1 and frees the buffer; process 0 is told nothing. Harmless a second time.
 static void part_release(struct checkpoint_part *part) {
     int *const fds[] = {&part->file_fd, &part->folder_fd};
     for (int i = 0; i < 2; i++) {
@@ -26,7 +26,7 @@ static void part_release(struct checkpoint_part *part) {
 
 void checkpoint_part_abandon(struct checkpoint_part *part) { part_release(part); }
 
-// Ends the part, tells process 0, and returns the error's text. file "": the folder itself. error: an errno.
+// Ends the part as failed, tells process 0 if the folder is open; returns the text. file "": the folder. error: errno.
 static const char *part_fail(struct checkpoint_part *part, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";

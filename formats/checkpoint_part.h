@@ -6,7 +6,7 @@
 // file system lets them write different ranges of one file.
 //
 // No function here ends the process: each returns NULL, or a text, in the part, that says what failed. After a failure
-// the part holds nothing, process 0 is told (`unheard`: it could not be), and every later call returns the same text.
+// the part has ended, process 0 is told (`unheard`: it could not be), and every later call returns the same text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // MANIFEST_FILE_NAME
@@ -36,18 +36,18 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer` and has
-// called checkpoint_expect_parts. checkpoint_part_end or checkpoint_part_abandon ends the part. NULL or the problem.
+// Begins the part of process `number` of the checkpoint of `step` in `root`. Process 0, of PID `writer`, has called
+// checkpoint_expect_parts; the caller tells it of a failure here. Else checkpoint_part_end or _abandon must follow.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
-// Writes `count` bytes at `offset` of the open file, or buffers them: adjoining ranges are written together.
+// Writes `count` bytes at `offset` of the open file, or copies them to write later. An error may be an earlier call's.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
 // Closes the file once all that this process wrote of it is on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned: NULL or the problem.
+// Tells process 0 that the part, all files closed, is written. The part has ended, whatever is returned.
 const char *checkpoint_part_end(struct checkpoint_part *part);
-// Abandons the part without a word to process 0, which gives up the checkpoint. Does nothing to a part that has ended.
+// Abandons a part that was begun; does nothing if it has ended. For where process 0 gives up too, as it is not told.
 void checkpoint_part_abandon(struct checkpoint_part *part);
 __END_DECLS

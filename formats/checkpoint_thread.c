@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of the worker, `argument`, in the calling thread, and marks it as done. Returns NULL, as a thread does.
+// Runs the job of the worker, `argument`, in the calling thread. Then it is done, and no worker's job is in flight.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);
@@ -62,7 +62,7 @@ const char *checkpoint_thread_wait(struct checkpoint_thread *worker) {
     return worker->result;
 }
 
-// Sets the job; false, and nothing is set, where the result of an earlier job was not taken.
+// Sets the job; false, and nothing is set, where an earlier job runs or its result was not taken.
 static bool checkpoint_thread_take(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
     if (worker->job)
         return false;

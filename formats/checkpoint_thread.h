@@ -1,6 +1,6 @@
-// A thread that writes checkpoints while the training goes on, one job at a time. All signals are blocked in it, so
-// that the training thread receives them. A process that ends by exit(), as by fail(), waits for the job that is under
-// way (runtime/machine/before_exit.h).
+// A thread that writes checkpoints while the training goes on, one job at a time of all workers in a process. All
+// signals are blocked in it, so that the training thread receives them. A process that ends by exit(), as by fail(),
+// waits up to 120 s for the job that is under way in a thread (runtime/machine/before_exit.h).
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <pthread.h>                    // pthread_t
@@ -24,8 +24,8 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 __BEGIN_DECLS
 // Makes *worker one without a job; checkpoint_thread_destroy ends it.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` must stay until the result is taken. False, and nothing starts, where the result of an
-// earlier job was not taken. Where no thread can be made, the job runs in the caller: a delay is better than no save.
+// Starts a job; `argument` must stay until the result is taken. False, and nothing starts, where an earlier job runs or
+// its result was not taken. Where no thread can be made, the job runs in the caller: a delay is better than no save.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Runs a job in the caller's thread and keeps its result; false, and nothing runs, where an earlier one was not taken.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);

@@ -15,7 +15,7 @@ enum {
     CHECKPOINT_WINDOW = 32 << 20, // dirty bytes that are sent to the disk at a time
 };
 
-// Ends the writer: closes and frees all that it holds. The partial folder is left as it is.
+// Ends the writer: closes each descriptor that is not -1, and frees all else that it holds. The partial folder stays.
 static void checkpoint_release(struct checkpoint_writer *writer) {
     int *const fds[] = {&writer->file_fd, &writer->folder_fd, &writer->root_fd};
     for (int i = 0; i < 3; i++) {
@@ -36,7 +36,7 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save and returns the text of the error. An empty `file` means the folder itself. error: an errno.
+// Abandons the save as failed; returns the text. file "": the folder; no text of the manifest, now freed. error: errno.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -49,7 +49,7 @@ static const char *checkpoint_fail(struct checkpoint_writer *writer, const char 
 }
 
 // Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
-// that too: the checkpoints are all that is left of the run. Returns 0 or an errno.
+// that too: the checkpoints are all that is left of the run. Returns 0, or an errno: EEXIST where the root is there.
 static int checkpoint_make_root(const char *root) {
     char above[PATH_MAX];
     const char *const slash = strrchr(root, '/');
@@ -60,7 +60,7 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root; creates it where missing, and fsyncs the folder above it, the run's --out. -1: an error, in errno.
+// Opens the root. A missing one is made, and the folder above it, --out, fsynced, if it can be. -1: an error, in errno.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -237,7 +237,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered first bytes, sets its length and closes it; this process's part flushes it to the disk.
+// Writes the file's buffered first bytes, `bytes` at most, sets the length and closes it; no fsync: the parts do that.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -351,7 +351,7 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Renames the partial folder to its step's name; 0 or an errno. *displaced: the step's earlier checkpoint, or name "".
+// Gives the partial folder its step's name; 0 or an errno. *displaced: the step's earlier folder, renamed, or name "".
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

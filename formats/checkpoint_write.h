@@ -4,9 +4,8 @@
 // on the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
 // can't, by two renames, between which the .replaced folder is the checkpoint.
 //
-// Several processes may write a checkpoint together: this writer lays out the files that they share, each of them
-// writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. A shared file is read
-// back for its hash.
+// Several processes may write a checkpoint together: this writer lays out the files that they share, waits until each
+// has written its part (checkpoint_part.h), and reads these files back for their hashes before it writes the manifest.
 //
 // No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
 // state the checkpoints are in. After a failure the writer holds nothing, the partial folder is removed as far as
@@ -43,25 +42,26 @@ __BEGIN_DECLS
 // Begins the checkpoint of `step`, which checkpoint_commit or checkpoint_abandon ends. Creates the root, and the folder
 // above it, where they are missing. Also removes what earlier writers left unfinished, since the disk may be full.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Begins a file of a name that is manifest_name_is_allowed; any writes follow, then checkpoint_file_end. One at a time.
+// Begins a file of a new name that is manifest_name_is_allowed, one at a time; writes and checkpoint_file_end follow.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 // Appends `count` bytes to the file that is begun; on return they are copied or written. Returns NULL or the problem.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
-// Ends the file, which is then on the disk. Returns NULL or the problem.
+// Ends the file, which is then on the disk and in the manifest. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes` bytes, the first `count` of them from `begin`. Each process writes its part of the rest.
+// Creates a file of `bytes` bytes, the first `count` of them from `begin`. Each process writes its part of the rest;
+// process 0's part opens the file in any case, as only checkpoint_part_close flushes the first bytes to the disk.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
 // Prepares for the parts of processes 1 to `parts`; this one is 0. Called after shared files are made, before any part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
-// Waits until processes 1 to `parts` have written their parts; a part that could not be written is an error. A process
+// Waits until checkpoint_expect_parts' processes have written; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
 // Ends the save and publishes the checkpoint; shared files must be whole (checkpoint_wait_for_parts). The writer has
-// ended, whatever is returned. Where the root's fsync failed, the checkpoint is there, but may not survive a power cut.
+// ended, whatever is returned. If only the root's fsync fails, an error too, a power cut may yet undo the checkpoint.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
-// Abandons the save and removes what was written, as far as possible. Does nothing to a writer that has ended.
+// Abandons a save that was begun, and removes what was written, as far as possible. Does nothing if it has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);
 __END_DECLS
