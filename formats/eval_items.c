@@ -22,7 +22,7 @@ static const char *check_members(const json_t *root, const char *where, struct e
     return NULL;
 }
 
-// Sets item->varied and count from the array `key`, which must have at least one text.
+// Sets item->varied and count from the array `key`, which must have 1 to MAX_CHOICES texts and nothing else.
 static const char *read_varied(struct eval_item *item, const char *key, const char *where, struct error_text *error) {
     RETURN_PROBLEM(json_get_array(item->root, key, &item->varied, where, error));
     const size_t count = json_array_size(item->varied);
@@ -91,7 +91,7 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
     return item->task ? NULL : error_format(error, "%s: out of memory", where);
 }
 
-// Returns a zeroed item after the last, which counts once the caller raises items->count; NULL: out of memory.
+// Returns a zeroed item after the last, which counts once the caller raises items->count; may move all. NULL: no memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {
         const int64_t room = items->room > 0 ? 2 * items->room : 256;

@@ -30,8 +30,8 @@ struct eval_items {
 };
 
 __BEGIN_DECLS
-// Appends the items of a file's bytes to *items, zeroed at first, which eval_items_free frees, and which `name`, the
-// file, must outlive. After an error, which begins with file and line, the items of the lines before are appended.
+// Appends a file's items to *items, zeroed before the first file, which eval_items_free frees. `name`, the file, must
+// outlive them; `data` need not. After an error, which begins with file and line, the items of lines before are there.
 const char *eval_items_parse(struct eval_items *items, const unsigned char *data, uint64_t bytes, const char *name,
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine
@@ -45,6 +45,6 @@ const char *eval_item_choice(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes of a text without white space at its end (Unicode's, U+001C to U+001F), as Python's str.rstrip.
+// The number of bytes of a text without white space at its end (Unicode's and U+001C to U+001F): Python's str.rstrip.
 size_t eval_length_without_space(const char *text);
 __END_DECLS
