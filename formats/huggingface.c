@@ -110,7 +110,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
-// Returns the plainest form of a model, which plain_model_free frees. Some of its texts are still owned by c.
+// Returns the plainest form of a model, which plain_model_free frees. c owns some of its texts, and must outlive it.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;
@@ -143,7 +143,7 @@ static bool plain_models_equal(const struct plain_model *a, const struct plain_m
     return true;
 }
 
-// Sets options of c from settings that huggingface_check_settings has accepted; the other options stay as they are.
+// Sets options of c from settings that huggingface_check_settings has accepted; the others stay. h owns c's new texts.
 static void huggingface_apply(struct config *c, const struct huggingface_config *h) {
     char name[OPTION_NAME];
     for (int i = 0; i < h->num_settings; i++) {
@@ -223,7 +223,7 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
-// Writes config.json as architecture `a`, fitting or not. end_of_text -1: none. bf16: of model.safetensors, else fp32.
+// Writes config.json as architecture `a`, fitting or not. An end_of_text that the vocabulary lacks, as -1, means none.
 static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);
@@ -316,7 +316,7 @@ static const char *huggingface_refuse_type(const char *type, const char *name, s
     return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
                         json_show(type).text, known + sizeof ours - 1);
 }
-// Sets the architecture and adds the settings of config.json, without defaults. After an error the caller frees h.
+// Fills h, zeroed before, by config.json, with defaults only for a GPT-2. After an error the caller frees h.
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";

@@ -52,22 +52,22 @@ struct huggingface_config {
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// Returns the architecture in which a model of these resolved options is saved: --checkpoint-architecture if it fits,
-// else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture lacks a tensor for a
-// parameter, run/tensor_names.cuh ends the run at its start.
+// Returns the architecture in which a model of these resolved options is saved: --checkpoint-architecture if it fits
+// (train_gpt does), else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture lacks a
+// tensor for a parameter, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
-// Whether config.json of that architecture, other than ARCHITECTURE_OURS, can express these options.
+// Whether config.json of architecture `a`, not ARCHITECTURE_OURS, can express these shape options, or has equivalents.
 bool architecture_fits(enum architecture a, const struct config *c);
 // Returns the class of an architecture in config.json, as LlamaForCausalLM; a constant.
 const char *architecture_class(enum architecture a);
 // Returns an architecture's model_type in config.json, as llama; a constant.
 const char *architecture_model_type(enum architecture a);
-// *a = the architecture of a model_type; false: unknown.
+// *a = the architecture of a model_type; false: unknown, and *a stays.
 bool architecture_find(enum architecture *a, const char *type);
 // Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
 const char *huggingface_note(const struct config *c);
 
-// Writes a config.json. end_of_text -1: none. bf16: the type of model.safetensors, else fp32. Errors stay in `out`.
+// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: the tensors', else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. Shape options that
 // the file does not say have their defaults. huggingface_free frees h, which holds nothing after an error.

@@ -1,6 +1,5 @@
 // The members of config.json, read: sizes, norms, biases, windows, factors. huggingface_rope.c has rotary settings.
-// Where a member is absent, the class's default holds (architecture_traits). null is absent, but "none" for windows and
-// caps.
+// Where a member is absent or null, the class's default holds (architecture_traits); null windows and caps are none.
 #include <math.h>   // sqrt
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -25,7 +24,7 @@ static const char *check_absent(const json_t *root, const char *key, const char 
 }
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
-// Sets an option from the member `key`, *value, which must be there and a size.
+// Sets an option and *value from the member `key`, which must be there, 1 to HUGGINGFACE_LARGEST - 1.
 static const char *read_size(struct huggingface_config *h, const json_t *root, const char *key, const char *option,
                              int64_t *value, const char *name, struct error_text *error) {
     RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, value, name, error));
@@ -41,7 +40,7 @@ static const char *read_number(struct huggingface_config *h, const json_t *root,
     return NULL;
 }
 
-// Sets the options of the heads. Head sizes that no kernel takes are refused here, where the message can name the file.
+// Sets the number of KV heads and the head size, which is refused if no kernel takes it: here a message names the file.
 static const char *set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim, const char *name,
                              struct error_text *error) {
     if (head_dim % 8 != 0)
@@ -83,7 +82,7 @@ static const char *set_activation(struct huggingface_config *h, const json_t *ro
                         gated ? "silu or gelu_pytorch_tanh" : "gelu_new, gelu or relu2");
 }
 
-// Sets the options of a GPT-2, except its vocabulary and whether it ties its embeddings.
+// Sets all shape options of a GPT-2, defaults too, except its vocabulary and whether it ties its embeddings.
 static const char *read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
                              struct error_text *error) {
     int64_t hidden, heads, inner, ignored;
@@ -160,7 +159,7 @@ static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t
     return NULL;
 }
 
-// *window = sliding_window; 0: none.
+// *window = sliding_window, where absent the class's default; 0: null, switched off, or a class without windows.
 static const char *read_window(int64_t *window, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool used = t->windows != WINDOWS_NONE;
@@ -239,7 +238,8 @@ static const char *read_layers(struct huggingface_config *h, const json_t *root,
     return problem;
 }
 
-// Sets the biases' options: attention_bias is of q, k, v and the projection after attention, mlp_bias of the MLP.
+// Sets the biases' options: attention_bias is of q, k, v and the projection after attention, mlp_bias of the MLP. A
+// member that the class lacks is an error, unless it says what the class has.
 static const char *read_biases(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool qkv = t->qkv_bias, proj = t->proj_bias, mlp = t->mlp_bias;
@@ -258,7 +258,7 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member; null: none. usual: the cap where absent; NO_CAP: none; 0: the class has no such member.
+// Sets a cap from a member; null: none. usual: the cap where absent; NO_CAP: none; 0: the class refuses such a member.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
@@ -298,7 +298,7 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
     return read_number(h, root, "residual_multiplier", 1e-9, 1e9, 1, "residual-multiplier", name, error);
 }
 
-// Sets the number of KV heads and the size of a head, *head_dim; absent members have the class's defaults.
+// Sets the number of KV heads, `heads` where null, and the size of a head, *head_dim; absent: the class's defaults.
 static const char *read_heads(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               int64_t hidden, int64_t heads, int64_t *head_dim, const char *name,
                               struct error_text *error) {
@@ -358,7 +358,7 @@ static const char *read_activation(struct huggingface_config *h, const json_t *r
     huggingface_add_setting(h, "activation=geglu");
     return NULL;
 }
-// Sets the options of a class other than GPT-2's, except its vocabulary and whether it ties its embeddings.
+// Sets the shape options of a class other than GPT-2's, except its vocabulary and whether it ties its embeddings.
 static const char *read_block(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     int64_t layers, hidden, heads, head_dim, ignored;

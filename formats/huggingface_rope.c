@@ -6,7 +6,7 @@
 
 #include "formats/huggingface_traits.h"
 
-// Whether two JSON values are equal; an integer equals a real of the same value.
+// Whether two JSON values are equal; an integer equals a real of the same value, but not within a list.
 static bool values_equal(const json_t *a, const json_t *b) {
     if (json_is_number(a) && json_is_number(b))
         return json_number_value(a) == json_number_value(b);
@@ -30,8 +30,8 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to `rope`; null counts as absent. A member that `rope` has with
-// another value, or an unknown one, is an error. `where`: the place of `from` in the file.
+// Adds the members of `from`, which may be NULL, to `rope`, `type` as rope_type; null counts as absent. An error: an
+// unknown member, an object, or a value that differs from rope's. `where`: the place of `from` in the file.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -116,8 +116,8 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before the scaling: the member at the top is read first, as transformers does.
-// Phi-3's class has that member even where the file has not.
+// *original = the longest sequence before the scaling: the member at the top, else among the rotary settings, else
+// max_position_embeddings. Phi-3's class has 4096 at the top where the file has none. Two that differ are an error.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
@@ -196,7 +196,7 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// *partial = the fraction of each head's elements that is rotated.
+// *partial = the rotated fraction of a head: by `rope`, else by `root`, else the class's. Only 1 in a class without it.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";
@@ -218,7 +218,7 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets the theta of windowed layers where their settings differ from the full layers'; refuses a scaling of their own.
+// Sets windowed layers' theta where they differ from the full ones; refuses another scaling. sliding NULL: unscaled.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -248,7 +248,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope = the settings of all or the full layers; *sliding = the windowed layers' own, which `root` owns; NULL: none.
+// rope, empty before, = settings of all or the full layers; *sliding = the windowed layers', root's own; NULL: none.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -290,7 +290,7 @@ static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "high_freq_factor", json_real(4));
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(8192));
 }
-// Sets all options of rotary positions; rope: the caller's empty object, which gets the full layers' settings.
+// Sets all options of rotary positions, after heads and windows; rope: an empty object for the full layers' settings.
 static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
                              const struct architecture_traits *t, const char *name, struct error_text *error) {
     json_t *sliding;

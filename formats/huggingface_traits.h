@@ -67,9 +67,9 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
 // Adds the rotary settings of `root`, the config.json, to h, whose architecture, sizes and windows are set already.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
-// Adds the settings that `root`, a config.json, says, except vocab_size; h->architecture is not ARCHITECTURE_OURS.
+// Adds the settings that `root`, a config.json, or its class says, except vocab_size; not for ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
-// Writes the members that huggingface_read_members reads, except tie_word_embeddings, into the open object.
+// Writes huggingface_read_members' members, except tie_word_embeddings, and some for others, into the open object.
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
 __END_DECLS

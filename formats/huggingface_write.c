@@ -54,12 +54,12 @@ static void write_yarn(struct json *json, const struct config *c) {
         json_decimal_double(json, "mscale_all_dim", c->model.yarn_mscale_all_dim);
     }
 }
-// Whether longrope's factor follows from the lengths.
+// Whether longrope's factor is the quotient of the lengths, which readers assume where it is absent.
 static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
 }
-// Writes the members of the scaling. Phi-3 of transformers 4 takes only the type, under its older name, and the lists.
+// Writes the scaling's members. phi3: for transformers 4, the type by its older name and lists, others only if needed.
 static void write_scaling(struct json *json, const struct config *c, bool phi3) {
     const int original = c->model.rope_original_max_position_embeddings;
     switch (c->model.rope_scaling_type) {
@@ -104,7 +104,7 @@ static void write_parameters(struct json *json, const char *key, const struct co
         json_decimal_double(json, "partial_rotary_factor", c->model.rotary_percent);
     json_object_end(json);
 }
-// Writes the theta of the layers with a window, which are never scaled.
+// Writes the theta of the layers with a window, where 0 the other layers'. The file has no scaling for these layers.
 static void write_local(struct json *json, const char *key, const struct config *c) {
     if (c->model.rotary_base_local == 0)
         json_decimal(json, key, c->model.rotary_base);
@@ -148,7 +148,7 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
     json_object_end(json);
 }
 
-// Writes layer_types and sliding_window, a number even without windows where the class makes both masks in any case.
+// Writes the windows' members; sliding_window is a number even without windows where the class makes both masks anyway.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
