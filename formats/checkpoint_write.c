@@ -131,7 +131,7 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// Starts to write each full window of the file to the disk, and waits for the former one: a save of many gigabytes then
+// Starts to write a window to the disk once a chunk has filled it, and waits for the former one: a large save then
 // neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all to the last
 // fsync. Written pages leave the page cache to the training data. Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {

@@ -32,7 +32,7 @@ struct checkpoint_writer { // others read only `failed`
     // the file that is being written
     char file[MANIFEST_FILE_NAME];
     uint64_t file_bytes; // handed to the kernel
-    uint64_t synced;     // bytes of the file that are known to be on the disk
+    uint64_t synced;     // bytes of the file whose write was waited for
     unsigned char *buffer;
     size_t buffered;
     struct hash128 *hash;

@@ -91,7 +91,7 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
     return item->task ? NULL : error_format(error, "%s: out of memory", where);
 }
 
-// Returns a zeroed item after the last, which counts once the caller raises items->count; may move all. NULL: no memory.
+// Returns a zeroed item after the last, counted once the caller raises items->count; may move all. NULL: out of memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {
         const int64_t room = items->room > 0 ? 2 * items->room : 256;

@@ -36,7 +36,7 @@ static bool take_if_next(struct json_scan *scan, int character) {
     return is_next(scan, character) && take(scan, character);
 }
 
-// Whether all 8 bytes stand for themselves in a string: ASCII, no control character, neither " nor \.
+// Whether all 8 bytes surely stand for themselves in a string: ASCII, no control character, neither " nor \.
 static bool are_plain(const unsigned char *bytes) {
     const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
     uint64_t word;
@@ -48,7 +48,7 @@ static bool are_plain(const unsigned char *bytes) {
     return other == 0;
 }
 
-// *code = the number of 4 hexadecimal digits.
+// Takes 4 hexadecimal digits: *code = their value.
 static bool take_hex(struct json_scan *scan, uint32_t *code) {
     *code = 0;
     if (scan->end - scan->at < 4)
@@ -92,7 +92,7 @@ static bool take_escape(struct json_scan *scan, unsigned char *out, int *count) 
     *count = utf8_encode(code, out);
     return true;
 }
-// Takes a string. out: where its text goes, of no more bytes than the string takes in the line; NULL: nowhere.
+// Takes a string. out (*out_bytes) = its text, no longer than the string in the line; NULL: nowhere, *out_bytes is 0.
 static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_bytes) {
     const unsigned char *const begin = out;
     if (!take(scan, '"'))
@@ -200,7 +200,7 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Takes a value. field: what is wanted of an object; NULL: nothing.
+// Takes a value, inside `depth` others. field: the string to find in an object, for scan->text; NULL: none.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

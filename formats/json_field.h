@@ -6,9 +6,9 @@
 
 __BEGIN_DECLS
 // Finds the string that a line (bytes), one JSON object, has in a field, a name, or names that dots separate for an
-// object within an object, "meta.text": text (*text_bytes; room for `bytes`). False: the line is malformed, has no such
-// text, or is one that a parser must decide: a key with an escape, the field twice, half of a surrogate pair, NaN, a
-// number of hundreds of digits, objects nested deeper than 64. Where true, json.loads of Python finds the same text.
+// object within an object, "meta.text", which one name may be too: text (*text_bytes; room for `bytes`). False, text
+// undefined: the line is malformed, has no such string, or is for a parser to decide: an escape in a key, the field
+// twice, half a surrogate pair, NaN, a number over 256 characters, 64 levels of nesting. Where true, json.loads agrees.
 bool json_field_find(unsigned char *text, size_t *text_bytes, const unsigned char *line, size_t bytes,
                      const char *field);
 __END_DECLS
