@@ -56,7 +56,7 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder with all in it, 32 deep at most. An error may leave some.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a checkpoint, after checkpoint_lock. Renames it .removing first: no reader finds half, nor after an error.
+// Removes a checkpoint, after checkpoint_lock. Renames it .removing first, so that readers find all or none of it.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes, after checkpoint_lock, what dead writers and failed saves left, as far as possible. A checkpoint that was
 // set aside gets its name back where its replacement was never published.

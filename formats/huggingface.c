@@ -316,7 +316,7 @@ static const char *huggingface_refuse_type(const char *type, const char *name, s
     return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
                         json_show(type).text, known + sizeof ours - 1);
 }
-// Fills h, zeroed before, by config.json, with defaults only for a GPT-2. After an error the caller frees h.
+// Fills h, zeroed before, by `root`, a config.json, with defaults only for a GPT-2. After an error the caller frees h.
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";
