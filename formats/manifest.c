@@ -67,7 +67,7 @@ char *manifest_text(const struct manifest *manifest, size_t *bytes) {
     return NULL;
 }
 
-// Refuses all but an object of exactly the members `keys` (jansson refuses duplicates); errors lack the file's name.
+// Refuses all but an object of exactly the members `keys` (jansson refuses duplicates). what: the object, for messages.
 static const char *manifest_members(const json_t *object, const char *const keys[3], const char *what,
                                     struct error_text *error) {
     if (!json_is_object(object))
@@ -84,7 +84,7 @@ static const char *manifest_members(const json_t *object, const char *const keys
     return NULL;
 }
 
-// *value = the member `key`, an integer that is not negative; jansson refuses those that 64 bits can't hold.
+// *value = the member `key`, an integer of 0 or more; jansson refuses what 64 bits can't hold. what: for messages.
 static const char *manifest_count(int64_t *value, const json_t *object, const char *key, const char *what,
                                   struct error_text *error) {
     const json_t *const member = json_object_get(object, key);
@@ -94,7 +94,7 @@ static const char *manifest_count(int64_t *value, const json_t *object, const ch
     return NULL;
 }
 
-// Adds the file that entry `number` of the list describes to the manifest.
+// Adds the file that entry `number`, from 0, describes; refuses a bad name, length or hash, and a name a second time.
 static const char *manifest_parse_file(struct manifest *manifest, const json_t *entry, int number,
                                        struct error_text *error) {
     static const char *const keys[] = {"name", "bytes", "xxh3_128"};
@@ -127,7 +127,7 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
-// Fills the empty manifest from the file's value; after an error it may hold some files.
+// Fills the empty manifest from the file's value. An error lacks the file's name, and the manifest may hold some files.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

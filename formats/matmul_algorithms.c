@@ -45,7 +45,7 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// value = what follows "key=", to a space, which is taken too, or with `last` to the line's end. NULL or the problem.
+// value = the text behind "key=", not empty: to a space, which must come and is taken; with `last` to the line's end.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -67,7 +67,7 @@ static const char *algorithms_take(struct algorithms_line *line, const char *key
     line->at = space ? space + 1 : end;
     return NULL;
 }
-// *result = the number after "key=", from 0 to `most`. Returns NULL, or what is wrong, in line->error.
+// *result = the number after "key=", 0 to `most`; takes the space behind it too. Returns NULL or what is wrong.
 static const char *algorithms_take_int(struct algorithms_line *line, const char *key, int64_t most, int64_t *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -80,7 +80,7 @@ static const char *algorithms_take_int(struct algorithms_line *line, const char 
     snprintf(expected, sizeof expected, "%s= and a number of 0 to %lld", key, (long long)most);
     return algorithms_wrong(&before, expected);
 }
-// *result = the microseconds after "key=", finite and not negative. Returns NULL, or what is wrong, in line->error.
+// *result = the microseconds after "key=", finite, 0 or more; takes the space too. Returns NULL or what is wrong.
 static const char *algorithms_take_us(struct algorithms_line *line, const char *key, double *result) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE], expected[96], *end;
@@ -110,7 +110,7 @@ static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned 
     return good ? NULL : algorithms_wrong(&before, "algorithm= and 128 hexadecimal digits");
 }
 
-// Appends the product of a line. More products than x has room for, or one that an earlier line has, are an error.
+// Appends the product of a line. More than MATMUL_ALGORITHMS_ROWS, or one whose key an earlier line has, are an error.
 static const char *algorithms_read_row(struct matmul_algorithms *x, struct algorithms_line *line,
                                        const char *const *key_names) {
     struct matmul_algorithm *const row = &x->rows[x->count];

@@ -35,8 +35,8 @@ struct matmul_algorithms {
 };
 
 __BEGIN_DECLS
-// Parses the text, of which nothing is trusted. key_names [MATMUL_ALGORITHMS_KEY]: the names of a product's numbers.
-// Returns NULL, or what is wrong, in `error`: "NAME: line 3: ...".
+// Parses a text of which nothing is trusted. key_names (MATMUL_ALGORITHMS_KEY): the names of a product's numbers.
+// Returns NULL, or what is wrong, in `error`: "NAME: line 3: ..."; *algorithms then has the products before that line.
 const char *matmul_algorithms_parse(struct matmul_algorithms *algorithms, const char *const *key_names,
                                     const unsigned char *data, uint64_t bytes, const char *name,
                                     struct error_text *error);
