@@ -17,7 +17,7 @@ static size_t word_length(const char *text) {
         n += text[n] == '\\' && text[n + 1] ? 2 : 1;
     return n;
 }
-// Returns the next word, which the caller frees, and moves *text behind it; NULL: none. Out of memory is fatal.
+// Returns the next word, backslashes kept, which the caller frees; moves *text on. NULL: none. Out of memory is fatal.
 static char *next_word(const char **text, const char *option) {
     const char *const begin = *text + strspn(*text, SPACES);
     const size_t length = word_length(begin);
@@ -46,7 +46,8 @@ bool mixture_is_named(const char *text) {
 
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// name = a pattern's last `folders` + 1 components, without wildcards, ending, outer separators; false: it has no more.
+// name (size bytes) = a pattern's last `folders` + 1 components, up to a comma, without wildcards, .bin or .idx, and
+// outer separators; false: the pattern has no more.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -81,7 +82,7 @@ static bool is_taken(const struct mixture *mixture, int part, const char *name) 
     }
     return false;
 }
-// Names each part by the fewest last components (short_name) that no other part has; else by its pattern, or numbered.
+// Names parts by the fewest last components (short_name) that are no other's; else by the pattern, maybe with a number.
 static void name_parts(struct mixture *mixture) {
     enum { LONGEST = 200 };
     char own[NAME];
@@ -104,8 +105,8 @@ static void name_parts(struct mixture *mixture) {
 // Returns the largest number that divides a and b; the other one where one is 0.
 static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-// Sets the integer weights in the ratios of `weights` (count): exactly for decimals of few digits, else to a billionth
-// of their sum. A weight above 0 stays above 0.
+// Sets the integer weights, in lowest terms, in the ratios of `weights` (count), whose sum is above 0: exactly for
+// decimals of few digits, else to a billionth of their sum. A weight above 0 stays above 0.
 static void set_weights(struct mixture *mixture, const double *weights) {
     double sum = 0, scale = 1;
     bool exact = false;
@@ -193,8 +194,7 @@ static uint64_t weights_sum(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part of the next sample after taken[i] (count) samples of each part: the part with the lowest
-// (2 taken + 1) / weight. Weights and taken are below 2^31.
+// Returns the part of the next sample after taken (count, each below 2^31): it has the lowest (2 taken + 1) / weight.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {

@@ -33,14 +33,14 @@ struct mixture_place {
 __BEGIN_DECLS
 // Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
 bool mixture_is_named(const char *text);
-// Fills *mixture from a mixture (mixture_is_named) or a set's patterns (commas between). mixture_close frees *mixture.
-// A bad text ends the program, by a message beginning with `option`. A backslash keeps a space in a mixture's pattern.
+// Fills *mixture, which mixture_close frees, from a mixture (mixture_is_named) or a set's patterns (commas between);
+// first_sample, `before`: 0. A \ keeps a space in a mixture's pattern. A bad text ends the program, naming `option`.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
-// path (size bytes) = a file that one of the patterns matches; false: none, or too long. A bad text ends the program.
+// path (size bytes) = a file that a pattern of any set matches; false: none, or too long. A bad text ends the program.
 bool mixture_any(const char *text, const char *option, char *path, size_t size);
 
-// Returns the place of a sample of the run, which is first_sample or later. Only the parts' weights and `before` count.
+// Returns the place of a sample of the run, first_sample or later. Of the parts only weight and `before` are read.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
 // The number of samples of a part, `before` included, that are taken before a sample of the run from first_sample on.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);

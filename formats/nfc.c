@@ -83,7 +83,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts a run of marks, codes (count), not of class 0, stably by class. Counting: runs may be long. scratch (count).
+// Sorts marks, codes (count), none of class 0, stably by class: by counting, since runs may be long. scratch: (count).
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;
@@ -100,7 +100,7 @@ static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     memcpy(codes, scratch, count * sizeof *codes);
 }
 
-// Sorts each run of marks (Canonical Ordering Algorithm). `scratch` has room for as many codes.
+// Sorts each run of marks in codes (count) by class (Canonical Ordering Algorithm). scratch: (count).
 static void nfc_sort(uint32_t *codes, size_t count, uint32_t *scratch) {
     for (size_t i = 0; i < count;) {
         size_t end = i;
@@ -112,8 +112,8 @@ static void nfc_sort(uint32_t *codes, size_t count, uint32_t *scratch) {
     }
 }
 
-// Combines characters, codes (count), in place; returns how many remain. A mark joins the last starter (character of
-// class 0) unless a mark of its own or a higher class stands between and blocks it.
+// Combines characters, codes (count), from nfc_sort, in place; returns how many remain. A mark joins the last starter
+// (class 0) unless a mark of its own or a higher class blocks it; a starter joins only the starter directly before it.
 static size_t nfc_compose_all(uint32_t *codes, size_t count) {
     size_t out = 0, starter = SIZE_MAX;
     uint32_t last_class = 0;
