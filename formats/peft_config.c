@@ -88,7 +88,7 @@ static const char *check_initialization(const json_t *root, const char *name, st
         name, shown(value).text);
 }
 
-// Appends a module's name to c->targets, of *used bytes, after a comma; number: its index in the list, for messages.
+// Appends `value`, ASCII without space or comma, to c->targets, of *used bytes. number: the index of `value`, from 0.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];
@@ -112,7 +112,7 @@ static const char *add_target(struct peft_config *c, size_t *used, const json_t 
     *used += length;
     return NULL;
 }
-// Sets c->targets, which peft_config_free frees, from target_modules.
+// Sets c->targets, after an error maybe too, from target_modules: names or PEFT_ALL_LINEAR, no regular expression.
 static const char *read_targets(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     const json_t *value = json_object_get(root, "target_modules");
     size_t used = 0;

@@ -32,8 +32,8 @@ const char *peft_config_parse(struct peft_config *c, const unsigned char *data, 
 // Reads the adapter_config.json of a folder, as peft_config_parse does.
 const char *peft_config_read(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
-// Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.
+// Whether a name of target_modules, of `length` bytes, names the module: is all of `module`, or its end behind a dot.
 bool peft_name_matches(const char *name, size_t length, const char *module);
-// Writes an adapter_config.json that peft reads as these settings. Errors stay in `out`.
+// Writes an adapter_config.json that peft reads as these settings, of which no text is NULL. Errors stay in `out`.
 void peft_config_write(FILE *out, const struct peft_config *c);
 __END_DECLS

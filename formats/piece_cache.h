@@ -11,10 +11,10 @@ struct piece_cache; // of one tokenizer and one thread; 4 MiB
 __BEGIN_DECLS
 struct piece_cache *piece_cache_create(void);     // NULL: out of memory
 void piece_cache_free(struct piece_cache *cache); // NULL is fine
-// Returns the *count ids of a piece, which the cache owns until its next call; NULL: the piece is not there.
+// Returns the *count ids of a piece, the cache's, valid until the next piece_cache_put; NULL: the piece is not there.
 const int32_t *piece_cache_find(const struct piece_cache *cache, const unsigned char *text, size_t bytes,
                                 size_t *count);
-// Puts the ids (count) of a piece into the cache, if both are short.
+// Puts the ids (count) of a piece in its slot, over another piece's; does nothing above MAX_PIECE bytes or MAX_IDS ids.
 void piece_cache_put(struct piece_cache *cache, const unsigned char *text, size_t bytes, const int32_t *ids,
                      size_t count);
 __END_DECLS
