@@ -122,7 +122,7 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     return NULL;
 }
 
-// Fills a tensor from its description and checks that its bytes fit type and shape; its name stays `key`, the header's.
+// Fills a tensor, its name the header's `key`, and checks its bytes by type and shape, not by the data's length.
 static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, const char *key,
                                             const json_t *description, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];
@@ -202,7 +202,7 @@ static const char *safetensors_check_offsets(struct safetensors *file, const cha
     return NULL;
 }
 
-// Fills file->tensors, sorted by name, from file->header. After an error the caller closes the file.
+// Fills file->tensors, sorted by name, and count from header and data_bytes. After an error the caller closes *file.
 static const char *safetensors_parse_header(struct safetensors *file, const char *name, struct error_text *error) {
     const char *key, *problem;
     json_t *value;
@@ -276,7 +276,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
     return problem;
 }
 
-// Fills *file, except path and fd, from the open file's header. The caller closes fd; after an error nothing is held.
+// Fills *file, path NULL and fd -1, from the header of the open `fd`, the caller's. After an error nothing is held.
 static const char *safetensors_read_header(struct safetensors *file, int fd, uint64_t file_bytes, const char *path,
                                            struct error_text *error) {
     unsigned char first[8] = {0};
@@ -399,7 +399,7 @@ bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensor
 
 // ---- writing ----
 
-// Orders tensors for qsort as a file holds them: by type, then by name.
+// Orders tensors for qsort as a file holds them: by type, safetensors_dtypes' last row first, then by name.
 static int safetensors_by_place(const void *a, const void *b) {
     const struct safetensors_tensor *x = (const struct safetensors_tensor *)a,
                                     *y = (const struct safetensors_tensor *)b;
@@ -408,7 +408,8 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts the tensors into the file's order, sets begin, bytes and *data_bytes. Equal names, or 2^63 bytes, are errors.
+// Sorts the tensors into the file's order, sets begin, bytes, *data_bytes. Refuses __metadata__, equal names, 2^63
+// bytes.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);

@@ -69,7 +69,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = the tensor named `tensor`, which must have `shape` (dims); valid until `file` is closed. name: the file's.
+// *result = what safetensors_find returns: none, or a shape other than `shape` (dims), is an error; any type is fine.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
@@ -78,7 +78,7 @@ const char *safetensors_metadata(const struct safetensors *file, const char *key
 // out (bytes) = bytes from `offset` on in a tensor of a file that safetensors_open opened. Threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
                              uint64_t bytes, void *out, struct error_text *error);
-// out (n) = raw's elements, maybe unaligned, F64 rounded to nearest. False: no floating-point type of 2 bytes or more.
+// out (n) = raw's elements, maybe unaligned, F64 rounded to nearest; false: not F16, BF16, F32 or F64, nothing written.
 bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n);
 
 // ---- writing: the header is laid out first; the data then follows in the order of the sorted tensors ----
@@ -89,8 +89,8 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Plans a file of tensors with name, dtype, dims and shape set: sorts them, sets begin and bytes. The caller frees
-// layout->header, NULL after an error. metadata (pairs) keeps its order; Hugging Face's readers expect "format": "pt".
+// Plans a file of tensors with name (each once), dtype, dims and shape set: sorts them, sets begin, bytes. The caller
+// frees layout->header, NULL after an error. metadata (pairs) keeps its order; Hugging Face expects "format": "pt".
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);
