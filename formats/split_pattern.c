@@ -190,7 +190,7 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Copies {3}, {1,} or {1,3}. Refuses {n}+, to Oniguruma another repetition, and {,3}, which it reads as {0,3}.
+// Copies {3}, {1,} or {1,3}. Refuses +, ?, * or { behind them, to Oniguruma other repetitions, and {,3}, to it {0,3}.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;

@@ -19,11 +19,11 @@ const char *split_pattern_compile(struct split_pattern **pattern, const char *re
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// Allocates memory to search texts of at most `longest` bytes, which split_search_free frees; NULL: out of memory.
+// Allocates a thread's search of texts of at most `longest` bytes, which raise its limit of steps; NULL: out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
 // Finds the first match from byte `from` on, at which a character begins: returns 1 and its bytes [*begin, *end), which
-// may be none; 0: there is no match; below 0: the search exceeded its limit of steps. text: well-formed UTF-8.
+// may be none; 0: there is no match; below 0: a limit of steps or memory was exceeded. Lookbehinds see the text before.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS
