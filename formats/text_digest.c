@@ -20,7 +20,7 @@ static inline uint64_t rotate(uint64_t x, int bits) { return x >> bits | x << (6
         MIX(v3, v7, v11, v15, s6, s7), MIX(v0, v5, v10, v15, s8, s9), MIX(v1, v6, v11, v12, s10, s11),                 \
         MIX(v2, v7, v8, v13, s12, s13), MIX(v3, v4, v9, v14, s14, s15)
 
-// Adds a block (BLOCK_BYTES) to the state h (8). count: all bytes up to the block's end.
+// Adds a block (BLOCK_BYTES) to the state h (8). count: the text's bytes up to the block's end, without padding.
 static void mix_block(uint64_t *h, const unsigned char *block, uint64_t count, int is_last) {
     uint64_t m[16];
     memcpy(m, block, BLOCK_BYTES);

@@ -115,7 +115,7 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that each sequence begins where its predecessor ends, as Megatron writes them: the .bin is one run of tokens.
+// Checks that the sequences, lengths (u32 tokens of `width` bytes) at pointers (u64 bytes), fill the .bin in turn.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {

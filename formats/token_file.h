@@ -35,17 +35,17 @@ const char *token_format_name(enum token_format format); // in messages; a const
 const char *token_type_name(enum token_type type);       // in messages, as uint16; a constant
 uint64_t token_type_bytes(enum token_type type);         // of a token
 
-// Finds format and layout of the file at `path`, and fills the zeroed *file, which token_file_close frees: Megatron's
-// .bin where its .idx is beside it, else a shard of llm.c or one to finetune on. Nothing stays open.
+// Fills the zeroed *file (token_file_close frees it; an error leaves nothing), but no documents or digest, from
+// Megatron's .bin at `path` where its .idx is beside it, else a shard of llm.c or to finetune on. Nothing stays open.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
-// *digest = a hash, above 0, of the file's length and of a few parts of the file, the header among them. A file that
-// was written anew almost always has another digest. The cost does not depend on the length.
+// *digest = a hash, 1 to 2^63 - 1, of the length of file->path and of a few parts, the header among them; undefined
+// after an error. A file written anew almost always has another digest. The cost does not depend on the length.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
 // Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
 // where they were read, and for files of other formats.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
-// out (n) = tokens first..first+n-1 of the file, open as `fd`; refuses one outside vocab_size. raw: room for n tokens.
+// out (n) = tokens first..first+n-1 (below file->tokens) of `fd`; refuses one outside vocab_size. raw: n of file->type.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
 // Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
@@ -58,7 +58,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
 // Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Allocates and fills file's documents, but for empty ones, by an index that megatron_index_parse has accepted.
+// Allocates and fills file->documents (NULL before), but for empty ones, by an index that megatron_index_parse accepts.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
 // out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
