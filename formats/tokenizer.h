@@ -39,11 +39,11 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Reads the tokenizer.json at `path`, which tokenizer_free frees (nothing after an error). eos_token and bos_token are
-// from the tokenizer_config.json beside it, else from the special_tokens_map.json.
+// Fills *tokenizer, which tokenizer_free frees, from the file at `path`; after an error nothing is held. eos_token and
+// bos_token are from tokenizer_sibling's tokenizer_config.json, else special_tokens_map.json, else tokenizer_parse's.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// Parses a tokenizer.json, which tokenizer_free frees (nothing after an error). end_of_text is then <|endoftext|>, else
-// <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: the file, for messages.
+// Parses a tokenizer.json; tokenizer_free frees *tokenizer (after an error nothing is held). end_of_text is
+// <|endoftext|>, else <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
 // Creates a tokenizer of bytes, which tokenizer_free frees: token i is byte i, and with vocab_size 257 the last one is
@@ -73,11 +73,11 @@ const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct pi
                                     struct error_text *error);
 // Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// Returns a token's *length bytes, maybe part of a character, the tokenizer's, not ended by 0; NULL: no such id.
+// Returns the tokenizer's own text of an id, *length bytes, maybe part of a character, no 0 behind; NULL: no such id.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
 // Whether one space before a decoded text is to be left out by the caller, since encoding has put one there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);
-// *vocabulary = the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
+// *vocabulary = a copy of the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,
                                  struct error_text *error);
 __END_DECLS

@@ -145,7 +145,7 @@ static int compare_tokens(const void *a, const void *b) {
     const int order = memcmp(left->text, right->text, left->bytes < right->bytes ? left->bytes : right->bytes);
     return order ? order : (left->bytes > right->bytes) - (left->bytes < right->bytes);
 }
-// Sorts tokens and appends them, with their flags if that is asked for.
+// Sorts tokens by id and appends id and text of each, with `flags` its flags too.
 static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, bool flags) {
     qsort(tokens, count, sizeof *tokens, compare_tokens);
     for (size_t i = 0; i < count; i++) {
@@ -156,7 +156,7 @@ static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, boo
     }
 }
 
-// Appends the tokens of `vocab` but the added ones, whose texts name the members of `added`. False: out of memory.
+// Appends the tokens of `vocab` that are no members of `added`; what is no object, whole. False: out of memory.
 static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     if (!json_is_object(vocab))
         return put_value(out, vocab);
@@ -177,7 +177,7 @@ static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     return true;
 }
 
-// Appends the id of the token `text` (bytes), or 0xffffffff where `vocab` has no such token.
+// Appends the id of the token `text` (bytes; NULL: none); 0xffffffff: `vocab` has no such token, or memory is out.
 static void put_id(FILE *out, const json_t *vocab, const char *text, size_t bytes) {
     char *copy = strndup(text ? text : "", text ? bytes : 0);
     const json_t *id = copy ? json_object_get(vocab, copy) : NULL;

@@ -31,7 +31,7 @@ __BEGIN_DECLS
 // *digest, *vocabulary = what a shard's first 1024 bytes have of them (formats/token_file.h); zeros and 0: nothing.
 void tokenizer_digest_of_header(struct tokenizer_digest *digest, uint32_t *vocabulary, const unsigned char *header);
 bool tokenizer_digest_known(const struct tokenizer_digest *digest);
-// *digest = the digest of the tokenizer.json in `data` (any bytes), of any kind of model. Returns NULL or the problem.
+// *digest (undefined after an error) = the digest of the tokenizer.json in `data` (any bytes), of any kind of model.
 const char *tokenizer_digest_parse(struct tokenizer_digest *digest, const unsigned char *data, size_t bytes,
                                    const char *name, struct error_text *error);
 const char *tokenizer_digest_read(struct tokenizer_digest *digest, const char *path, struct error_text *error);

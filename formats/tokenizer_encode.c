@@ -53,7 +53,7 @@ static const char *work_append(struct tokenizer_work *work, const int32_t *ids, 
     return problem;
 }
 
-// Encodes any bytes as their byte tokens.
+// Encodes any bytes as their byte tokens; a byte without a token is an error.
 static const char *encode_bytes(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = work_reserve(work, bytes);
     if (problem)
@@ -68,7 +68,7 @@ static const char *encode_bytes(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Encodes a piece that no pattern splits further: its bytes as tokens, merged.
+// Encodes a piece that no pattern splits further: as the token of the whole (ignore_merges), else its bytes, merged.
 static const char *encode_piece(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -122,7 +122,7 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
     return encode_split(work, text + done, bytes - done, pattern + 1);
 }
 
-// Encodes well-formed, normalized text without added tokens.
+// Encodes well-formed, normalized text without added tokens, after a space where add_prefix_space asks for one.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const bool goes_on = work->rest && work->first && text == work->normal;
     if (!work->tables->add_prefix_space || goes_on || bytes == 0 || text[0] == ' ')
@@ -163,7 +163,7 @@ static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes
 
 typedef const char *encode_function(struct tokenizer_work *work, const unsigned char *text, size_t bytes);
 
-// Encodes the added tokens of one list; the text between them goes to `rest`.
+// Encodes the added tokens of a list, sorted by text, without the white space that they strip; all else goes to `rest`.
 static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
                                 const unsigned char *text, size_t bytes, encode_function *rest) {
     size_t done = 0, stripped = 0; // stripped: where the white space after the last token with rstrip ends
@@ -192,14 +192,14 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
     return problem || done == bytes ? problem : rest(work, text + done, bytes - done);
 }
 
-// Encodes well-formed, normalized text.
+// Encodes well-formed, normalized text, with the added tokens that match normalized text.
 static const char *encode_normal(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     work->normal = text;
     return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);
 }
 
-// Encodes well-formed text without the added tokens that match raw text.
+// Encodes well-formed text without the added tokens that match raw text, composed first where tables->nfc says so.
 static const char *encode_well_formed(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     work->first = text == work->raw;
     if (!work->tables->nfc || !nfc_may_change(text, bytes))
@@ -307,7 +307,7 @@ static const char *encode_marked(struct tokenizer_work *work, const unsigned cha
     return problem;
 }
 
-// Encodes any bytes without the added tokens that match raw text.
+// Encodes any bytes without the added tokens that match raw text, after the normalizer's marks are put.
 static const char *encode_fallback(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const struct added_token *list = t->added + t->added_raw;
