@@ -223,7 +223,7 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// *length = the length of the JSON, by the first 8 bytes (or fewer, of a shorter file) of a file of file_bytes.
+// *length = the length of the JSON, from the `first` 8 bytes; refuses one beyond file_bytes, and a file below 8 bytes.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)
@@ -408,8 +408,7 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts the tensors into the file's order, sets begin, bytes, *data_bytes. Refuses __metadata__, equal names, 2^63
-// bytes.
+// Sorts tensors into the file's order; sets begin, bytes, *data_bytes. Refuses __metadata__, equal names, 2^63 bytes.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);

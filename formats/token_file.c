@@ -147,7 +147,7 @@ static const char *megatron_sequences_check(const unsigned char *lengths, const 
     return NULL;
 }
 
-// Checks that the document index, `count` unaligned 64-bit numbers, rises from 0 to the number of sequences.
+// Checks that the document index, `count` unaligned 64-bit numbers, goes from 0 to the number of sequences, never down.
 static const char *megatron_documents_check(const unsigned char *documents, uint64_t count, uint64_t sequences,
                                             const char *name, struct error_text *error) {
     uint64_t previous = 0;

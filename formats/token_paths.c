@@ -20,7 +20,7 @@ static int glob_name(glob_t *found, const char *name, int flags) {
     free(escaped);
     return status;
 }
-// Adds the files that match one pattern or, where none does, the file of that name. Returns glob's status.
+// Adds the files that match a pattern or, where none does, the file of that name. Returns glob's status. flags: glob's.
 static int glob_pattern(glob_t *found, const char *pattern, int flags) {
     const int status = glob(pattern, flags | GLOB_BRACE | GLOB_TILDE, NULL, found);
     return status == GLOB_NOMATCH ? glob_name(found, pattern, flags) : status;

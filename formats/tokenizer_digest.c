@@ -105,7 +105,7 @@ static void set_if_absent(json_t *object, const char *name, const char *text) {
     if (!json_object_get(object, name))
         json_object_set_new(object, name, text ? json_string(text) : json_true());
 }
-// Brings the components in a value to one form: what older files leave out or name otherwise.
+// Brings the components in a value to one form, in place: what older files leave out or name otherwise.
 static void settle(json_t *value) {
     const char *type = json_string_value(json_object_get(value, "type")), *name;
     json_t *member;
