@@ -196,7 +196,6 @@ static void write_alpha(struct json *json, float alpha) {
         json_float(json, "lora_alpha", alpha);
 }
 static void write_targets(struct json *json, const char *targets) {
-    char name[512];
     if (strcmp(targets, PEFT_ALL_LINEAR) == 0) {
         json_str(json, "target_modules", targets);
         return;
@@ -204,8 +203,9 @@ static void write_targets(struct json *json, const char *targets) {
     json_array_begin(json, "target_modules");
     while (*targets) {
         const size_t length = strcspn(targets, ",");
-        snprintf(name, sizeof name, "%.*s", (int)length, targets);
-        json_str(json, NULL, name);
+        char *const name = strndup(targets, length);
+        json_str(json, NULL, name ? name : "");
+        free(name);
         targets += length + (targets[length] == ',');
     }
     json_array_end(json);

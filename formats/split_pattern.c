@@ -102,7 +102,7 @@ static void split_put_category(struct split_rewrite *r, const char *category, si
 // The number of the pattern's next bytes that are in `of`.
 static size_t split_span(const struct split_rewrite *r, const char *of) {
     const char *c = r->in;
-    while (c < r->end && strchr(of, *c))
+    while (c < r->end && *c && strchr(of, *c))
         c++;
     return (size_t)(c - r->in);
 }

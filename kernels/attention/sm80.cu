@@ -151,13 +151,13 @@ static void flash_choose(const struct flash_any_arguments &a, struct attention_s
 
 // Returns the arguments; of the pointers only qkv is set. Ends the program where the shape is not taken, or a pointer
 // in `aligned` is not aligned to 16 bytes; NULL is.
-static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
+static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[4],
                                                      struct attention_shape shape, struct dropout dropout) {
     char reason[128];
     gpu_flash_unavailable_reason(reason, sizeof reason, shape);
     if (*reason)
         fail("flash attention on CUDA %s", reason);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention on CUDA reads 16 bytes at a time, and a buffer is not aligned to that");
     struct flash_any_arguments a;
@@ -179,7 +179,7 @@ static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const vo
 
 void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
                    uint32_t *amax, void *workspace, struct device *dev) {
-    const void *const aligned[3] = {qkv, out, NULL};
+    const void *const aligned[4] = {qkv, out, NULL, NULL};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
     a.lse = lse;
@@ -191,7 +191,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                     struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                     struct device *dev) {
-    const void *const aligned[3] = {qkv, dout, dqkv};
+    const void *const aligned[4] = {qkv, dout, dqkv, out};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
     a.lse = (float *)lse;
