@@ -55,7 +55,7 @@ struct huggingface_number huggingface_show(double value);
 // marks (num_layers) = which layers an option's valid text marks. none: all are `others`; N: every N-th is !others; a
 // list: its ones. others: false for --no-rope-freq (mark: no RoPE), true for --window-attn-skip-freq (mark: a window).
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
-// Returns the shortest text from which huggingface_marks makes these marks: none, N or a list. The caller frees it.
+// Returns the shortest text, none, N or a list, by which huggingface_marks with `others` sets `marks`. To be freed.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
 // Adds defaults of huggingface_own_options that are not set, so that a contrary command line contradicts the file.

@@ -294,7 +294,7 @@ ALWAYS_INLINE void loss_exponentials(vec z[FLOATX_VECS], float shift) {
     EACH_VEC z[i] = z[i] - shift;
     vecs_exp(z);
 }
-// Returns the sum of e^(z - shift) over the logits x (n).
+// Returns the sum of e^(z - shift), z = logits_transformed, over the logits x (n), on one thread of the CPU.
 ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct logit_transform t,
                                      enum logit_kind kind) {
     vec sum = vec_set(0), e[FLOATX_VECS];

@@ -45,7 +45,7 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes a text with its context, as encode_scored: in the template, unless the text begins with the prefix token.
+// Encodes a text with its context, by encode_scored: `special`, unless the text begins with the prefix token's text.
 static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;

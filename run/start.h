@@ -211,8 +211,8 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Finds the checkpoint of --resume, sets config->checkpoint and takes over its options. Ends the program where there is
-// none (with `auto`, *config stays) or each is damaged. Only rank 0 verifies. Every rank calls this.
+// Finds the checkpoint of --resume, not none; sets config->checkpoint and takes over its options, but those given here.
+// Ends the program where there is none (with `auto`, *config stays) or each is damaged. Rank 0 verifies. All call this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;

@@ -28,7 +28,8 @@ static double fused_most_dp_bytes(void) {
         fail("%s=%s in the environment: expected bytes, or -1 for any number; change it or unset it", variable, text);
     return bytes < 0 ? INFINITY : (double)bytes;
 }
-// Loads the library, creates its handle and sets what is known of it and the GPU, or `obstacle`. library: zero.
+// Loads the library, makes a handle, without a stream yet, and sets what is known of it and the GPU, or `obstacle`.
+// library: zero. A malformed variable of the environment ends the program.
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
     char error[224];

@@ -45,7 +45,7 @@ enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every
 struct fused_library *fused_library_of(struct device *dev);
 // Destroys all plans, which no recorded graph may hold; they are made again when they are asked for.
 void fused_forget_plans(struct fused_library *library);
-// Returns the key of a shape's plan in bf16. order: of backward, not read for forward.
+// Returns the key of a shape's plan in bf16; FP8 changes `types` and `wide`. order: of backward, not read for forward.
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
 // Chooses how backward sums dQ: FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS, where an engine has it and dP is
 // larger than library->most_dp_bytes, or FUSED_SUM_NONE, which is faster, says cudnn-frontend (pull request 398).

@@ -317,7 +317,7 @@ static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t 
 }
 #undef EACH
 
-// Computes gemm_thin's product for a weight gradient. workspace: as gemm_thin's. Threads share the wide columns.
+// Computes gemm_thin's product for a weight gradient, on the CPU; threads share the columns. workspace: gemm_thin's.
 static void thin_gradient(const struct gemm *g, void *workspace, const struct device *dev) {
     const struct thin_gradient x = thin_gradient_of(g, workspace);
 #pragma omp parallel num_threads(dev->threads)

@@ -104,8 +104,8 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Renames a log that is not empty, which may be all that tells of an earlier run, to PATH.old, in place of what has that
-// name. Ends the program where the log can't be renamed.
+// Renames a log that is not empty to PATH.old, in place of an older one: it may be all that tells of an earlier run.
+// Ends the program where the log can't be renamed.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;
@@ -312,7 +312,7 @@ static double log_eta_s(struct log *log, int64_t step, double step_s, double now
     return (now_s - log->timed_from_s) / (double)(step - log->timed_from) * (double)(log->total_steps - step);
 }
 
-// Returns hours, minutes and seconds, in `text`; a constant, --:--:--, where the duration is not known.
+// Returns hours, minutes and seconds, in `text`; --:--:--, a constant, for NAN, infinity and above 10^12: not known.
 const char *log_duration(char text[LOG_NUMBER], double seconds) {
     if (!isfinite(seconds) || seconds > 1e12)
         return "--:--:--";
