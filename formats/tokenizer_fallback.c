@@ -82,7 +82,7 @@ const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *n
     return NULL;
 }
 
-// Reads where a Metaspace puts a mark before text. Earlier files say it by add_prefix_space.
+// Sets metaspace, splits and prefix from a Metaspace. Earlier files give add_prefix_space in place of prepend_scheme.
 static const char *read_metaspace(struct tokenizer_reader *r, const json_t *metaspace) {
     struct tokenizer_fallback *f = &r->tables->fallback;
     const json_t *member = json_object_get(metaspace, "prepend_scheme");
@@ -124,7 +124,7 @@ const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t
     return reader_refuse_flag(r, pre_tokenizer, "Split", "invert", true);
 }
 
-// Reads a Strip, which leaves out at most one space before the text.
+// Sets strips from a Strip, which leaves out at most one space before the text; refuses others.
 static const char *read_strip(struct tokenizer_reader *r, const json_t *strip) {
     const json_t *start = json_object_get(strip, "start"), *stop = json_object_get(strip, "stop");
     RETURN_PROBLEM(reader_only_members(r, strip, "Strip", " type content start stop "));
@@ -136,7 +136,7 @@ static const char *read_strip(struct tokenizer_reader *r, const json_t *strip) {
     return NULL;
 }
 
-// Appends the text that a token of these bytes stands for to the *length bytes of `out`.
+// Appends to the *length bytes of `out`, which has room, what a token's text (bytes) decodes to: at most `bytes` bytes.
 static void decode_token(unsigned char *out, uint32_t *length, const unsigned char *text, uint32_t bytes) {
     const int byte = fallback_byte((const char *)text, bytes, true);
     if (byte >= 0) {
@@ -149,8 +149,8 @@ static void decode_token(unsigned char *out, uint32_t *length, const unsigned ch
         i += mark ? SPACE_MARK_BYTES - 1 : 0;
     }
 }
-// Makes the text that each token stands for. As in the package, an added token stands for what is searched for in
-// texts: the normalized form, if it has one, with the space before it.
+// Sets decoded and decoded_offsets. As in the package, an added token decodes to what is searched for in texts: its
+// normalized form, if it has one, where a mark that was put before it is a space. An unused id has no bytes.
 static const char *make_decoded(struct tokenizer_reader *r) {
     struct tokenizer_tables *t = r->tables;
     struct tokenizer_fallback *f = &t->fallback;

@@ -2,23 +2,23 @@
 // Three forms are known. Llama 2, Mistral 7B and Phi-3: the normalizer puts a mark (U+2581) before the text and in the
 // place of each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with
 // "legacy": false: no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens
-// into bytes, and leaves out the first space where one was put there. Functions return NULL, or what is wrong, in
-// r->error.
+// into bytes, and leaves out the first space where one was put there. Functions that take a json_t set members of
+// tables->fallback, zeroed before. Functions that take `r` return NULL, or what is wrong, in r->error.
 #pragma once
 #include "formats/tokenizer_reader.h" // struct tokenizer_reader
 
 __BEGIN_DECLS
-// Returns the byte of the token `entry` (bytes), "<0x0A>"; -1: none. any_case: lower-case digits too, as when decoding.
+// Returns the byte that a token's text, as "<0x0A>", names; -1: another text. any_case: a to f too, as when decoding.
 int fallback_byte(const char *entry, size_t bytes, bool any_case);
-// Completes byte_token once the vocabulary is there, and refuses one where a byte of a text has no token. An ASCII
-// character without a byte token stands for itself, as in Gemma's first files.
+// Sets byte_token, after the vocabulary is read, of each ASCII character without a byte token to the character's own
+// token, as in Gemma's first files. Refuses a vocabulary that then lacks a token for any of the 256 bytes.
 const char *fallback_check_bytes(struct tokenizer_reader *r);
-// Notes that text may not be cut before marks, if token `id`, made by a merge, has a mark behind another character.
+// Sets fallback.cuts to false if the text of token `id`, made by a merge, has a mark behind another character.
 void fallback_note_merge(struct tokenizer_tables *tables, int32_t id);
-// Reads the normalizer: none, one that puts a mark before the text, one that replaces spaces by marks, or a Sequence.
+// Reads the normalizer: NULL or null (none), a Prepend of a mark, a Replace of spaces by marks, or a Sequence of these.
 const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *normalizer);
-// Reads the pre_tokenizer, after the normalizer: none, a Metaspace, or a Split at spaces, when all are replaced.
+// Reads the pre_tokenizer, after the normalizer: NULL, null, a Metaspace or, if spaces are replaced, a Split at them.
 const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer);
-// Reads the decoder, after all else in the file, and makes the tables' decoded texts.
+// Reads the decoder, which must be there, after all else in the file, and makes the tables' decoded texts.
 const char *fallback_read_decoder(struct tokenizer_reader *r, const json_t *decoder);
 __END_DECLS

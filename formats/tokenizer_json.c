@@ -27,8 +27,8 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = the bytes that a vocabulary's entry stands for, at most as many as `text` has: with byte fallback the entry's
-// own. Returns their number; -1: a character is not of the alphabet.
+// out = the bytes that a vocabulary's entry `text` stands for, at most `bytes`: with byte fallback the entry's own.
+// Returns their number; -1: a character is not of the alphabet, and the content of `out` is lost.
 static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
     if (t->fallback.on) {
@@ -49,7 +49,7 @@ static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text
 
 // ---- the vocabulary ----
 
-// Checks the ids of `vocab` and `added`, sets the tokenizer's size to the highest id + 1, and allocates the tables.
+// Checks that ids are in range and few unused, sets the tokenizer's size to the highest + 1, and allocates the tables.
 static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, const json_t *added) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_object_size(vocab), added_count = json_array_size(added);
@@ -111,7 +111,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// Returns the id of one half of a merge; -1: none. Appends the half's bytes to the *scratch_bytes of `scratch`.
+// Returns the id of one half of a merge, whose bytes it appends to the *scratch_bytes of `scratch`; -1: no token's.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -122,7 +122,7 @@ static int32_t read_merge_half(const struct tokenizer_tables *t, const char *hal
     return id;
 }
 
-// Adds one of model.merges, "a b" or ["a", "b"]. scratch: 3 * longest + 1 bytes.
+// Adds model.merges[rank], "a b" or ["a", "b"]; a, b and ab must be TOKEN_BPEs. scratch: 3 * longest + 1 bytes.
 static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, size_t rank, unsigned char *scratch) {
     const struct tokenizer_tables *t = r->tables;
     const char *left = json_string_value(merge), *right = NULL;
@@ -215,7 +215,7 @@ static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
-// Sets an added token's text, which is searched for in texts, to its normalized form.
+// Replaces an added token's text, which is searched for in texts, by its form with marks, which `normal` owns.
 static const char *normalize_added(struct tokenizer_reader *r, struct added_token *added) {
     const struct tokenizer_fallback *f = &r->tables->fallback;
     size_t bytes = 0;
@@ -227,7 +227,8 @@ static const char *normalize_added(struct tokenizer_reader *r, struct added_toke
     return NULL;
 }
 
-// Fills entry `number` of the added tokens, and puts its text into the tables. Its id was checked by allocate_tokens.
+// Fills entry `number` of the added tokens, whose id's range and content allocate_tokens has checked. The id becomes a
+// TOKEN_ADDED with this text; one that is a TOKEN_BPE keeps its bytes.
 static const char *read_added_token(struct tokenizer_reader *r, const json_t *token, size_t number,
                                     const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
@@ -294,7 +295,7 @@ static const char *check_normalized(struct tokenizer_reader *r, const struct add
                                (int)added->bytes, (const char *)added->text);
 }
 
-// Reads the list of added tokens (NULL or null: none), sorted for tokenizer_match_added. Two of one text are an error.
+// Fills tables->added from the list (NULL or null: none), after the normalizer is read. Two of one text are an error.
 static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *list, const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_array_size(list);
@@ -368,7 +369,7 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
-// Adds pre_tokenizer's split patterns, in the order in which they are applied, and sets add_prefix_space.
+// Adds pre_tokenizer's split patterns, in the order in which they are applied, sets add_prefix_space, and refuses null.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
     if (strcmp(reader_type(pre_tokenizer), "ByteLevel") == 0)
@@ -393,7 +394,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends the ids of one special token of a template to the *count of `ids` (TOKENIZER_MAX_TEMPLATE).
+// Appends to the *count of `ids` (TOKENIZER_MAX_TEMPLATE) what `special`, the special_tokens, has as ids for `token`.
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));
@@ -416,7 +417,7 @@ static const char *read_template_token(struct tokenizer_reader *r, const json_t 
     return NULL;
 }
 
-// Reads the member "single": tokens, the text "A", tokens. "pair" is for two texts, which are never encoded here.
+// Sets before and after by "single": tokens, the text "A", tokens. "pair" is for two texts, which are never encoded.
 static const char *read_template(struct tokenizer_reader *r, const json_t *processor) {
     struct tokenizer_tables *t = r->tables;
     const json_t *single = json_object_get(processor, "single"),
@@ -530,8 +531,7 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
-// Returns the text of root's special token `key`, a string or an object with content; it belongs to root. NULL: the
-// token is missing, null or malformed.
+// Returns root's text of the special token `key`, a string or an object's content; NULL: missing, null or malformed.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);
