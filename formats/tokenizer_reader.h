@@ -18,22 +18,22 @@ struct tokenizer_reader {
 };
 
 __BEGIN_DECLS
-// Refuses an object, `where` in messages, with other members than `allowed`, names with a space on both sides of each.
+// Refuses what is no object or has a member that `allowed` lacks, names as in " type content ". where: for messages.
 const char *reader_only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
                                 const char *allowed);
-// *value = a flag of the object; unchanged where it is absent or null.
+// *value = the flag `key` of the object, `where` in messages; unchanged where it is absent or null.
 const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                         bool *value);
 // Refuses the flag `key` where its value is `refused`; absent or null passes.
 const char *reader_refuse_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                bool refused);
-// Refuses the member `key`, unless it is absent, null or an empty text.
+// Refuses the member `key`, unless it is absent, null or "". reader_expect_text refuses it, unless it is `expected`.
 const char *reader_refuse_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key);
 const char *reader_expect_text(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                                const char *expected);
-// Returns the "type" of a component; "": it has none.
+// Returns the "type" of a component, which owns the text; "": it has none, is no object or is NULL.
 const char *reader_type(const json_t *object);
-// Returns the text that refuses a component of this type, with the types that are expected.
+// Returns the text, never NULL, that refuses a component (NULL: null) by its type, with the types that are expected.
 const char *reader_refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
                                const char *expected);
 // *id = `number`, the id of a token, from 0 to TOKENIZER_MAX_IDS - 1; refuses others. token: its text, for messages.

@@ -69,22 +69,22 @@ struct tokenizer_tables {
 };
 
 __BEGIN_DECLS
-// Begins an empty tokenizer with empty tables; false: out of memory.
+// Begins an empty tokenizer with empty tables, which tokenizer_free frees; false: out of memory, nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
 // Sets a token's kind and text. Appends the text to tables->text, which has room; `text` may already lie at its place.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns `text` with a mark before it (prefix) and for its spaces (replace); the caller frees it. NULL: out of memory.
+// Allocates *out_bytes bytes: `text`, a mark before it (prefix) and for each space (replace). NULL: out of memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
 // Returns the slot of ids_by_text, which is not NULL, that holds the token of these bytes, or the free slot for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // Returns the id of the TOKEN_BPE of these bytes; -1: none. ids_by_text is not NULL.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the added token of this text, else of the TOKEN_BPE of its bytes; -1: none.
+// Returns the id of the added token of this text, else (with ids_by_text) of the TOKEN_BPE of its bytes; -1: none.
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);
-// Returns the longest of a sorted list of added tokens that `text` begins with; NULL: none.
+// Returns the longest added token that `text` begins with, of a list sorted by text; NULL: none.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
                                                 size_t bytes);
 __END_DECLS

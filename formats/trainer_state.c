@@ -116,7 +116,7 @@ static const char *trainer_state_count(const json_t *object, const char *key, ui
     return NULL;
 }
 
-// Sets files and num_files; the names are root's.
+// Sets files and num_files from root, which owns the names. A file without "digest" has 0 as digest.
 static const char *trainer_state_read_files(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *files;
     RETURN_PROBLEM(json_get_array(state->root, "files", &files, name, error));
@@ -137,7 +137,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Reads a part's data changes, of its num_files: the first begins at epoch 0, each has more files, the last has all.
+// Sets a part's changes from its object, or root: epochs rise from 0, each has more files, the last all num_files.
 static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
                                               struct error_text *error) {
     json_t *changes;
@@ -176,7 +176,7 @@ static const char *trainer_state_read_part(struct trainer_part *part, const json
     part->num_files = (int)files;
     return trainer_state_read_changes(part, object, name, error);
 }
-// Sets data_start, parts and num_parts; files are set. States of one set have no "parts".
+// Sets data_start, parts and num_parts, after files and samples. Without "parts" the run had one set from its start.
 static const char *trainer_state_read_parts(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *parts;
     uint64_t weights = 0;

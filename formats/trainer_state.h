@@ -47,16 +47,16 @@ struct trainer_state {
 };
 
 __BEGIN_DECLS
-// Writes the state; "given": the options of `asked` with given[i]; "resolved": all of `resolved`. Errors stay in `out`.
+// Writes the state; "given": values in `asked` with given[row]; "resolved": all in `resolved`. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
-// Parses a state's text, not needed afterwards. Returns NULL, and the caller frees the state, or the problem.
+// Parses a text, not needed afterwards. Returns NULL, and the caller frees *state, or the problem, with *state zeroed.
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
-// Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
+// Reads a checkpoint folder's trainer_state.json; trainer_state_free frees the state. A failure ends the program.
 struct trainer_state trainer_state_read(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// Returns the text of an option (name with underscores) in the state, valid until it is freed: which = "given" (by the
-// user) or "resolved" (all options); NULL: none.
+// Returns the text of an option (name with underscores) in a state that was read, which owns it. which: "given" (by the
+// user) or "resolved" (all options). NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

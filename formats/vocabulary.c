@@ -50,7 +50,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     return NULL;
 }
 
-// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text.
+// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for vocab_size 257, the end of text.
 static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);
@@ -73,7 +73,7 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
-// Reads and parses a vocabulary file, whose bytes are then vocabulary->data.
+// Reads and parses a vocabulary file, whose bytes are then vocabulary->data, after a problem too.
 static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     uint64_t bytes;

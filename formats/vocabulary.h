@@ -23,24 +23,24 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// Opens a vocabulary, which vocabulary_close frees. path NULL: of bytes, for a vocab_size of 256 or 257 (token 256 ends
-// a text), else without text, so that ids are printed. A file that is no vocabulary ends the process.
+// Opens the vocabulary file at `path`, which vocabulary_close frees; a failure ends the process. path NULL: bytes for a
+// vocab_size, otherwise unused, of 256 or 257 (token 256 ends a text); for others no token has text: ids are printed.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
-// Parses `data`, any bytes, which must outlive the vocabulary, whose data is not set. Returns NULL or the problem.
+// Parses `data`, any bytes, which must outlive the vocabulary. vocabulary->data is not set. Returns NULL or the problem.
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 
 // *path = the vocabulary.bin that belongs to a shard, by file_beside_shard. False where none is, or path is too short.
 bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
-// *path = a shard's file: for data/c_train_000.bin and vocabulary.bin the first that is there of
-// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False: none is, or path is too short.
+// *path = a shard's file: for data/c_train_000.bin and the ending vocabulary.bin the first that can be read of
+// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False: none can, or path is too short.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes);
 
-// Returns the *length bytes of a token, owned by the vocabulary, without a zero at the end; NULL: it has no such token.
+// Returns a token's *length bytes, the vocabulary's, without a zero at the end; NULL and 0: there is no such token.
 const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length);
-// Prints tokens as text; a token without text as its id in brackets. Malformed bytes and control characters are printed
-// as \xNN, so that no escape sequence that a model samples reaches the terminal.
+// Prints tokens (count) as a text, without a first space if strips_space; a token that is not there as [id]. Malformed
+// bytes and characters that act on a terminal, but newline and tab, are printed as \xNN: a model may sample any.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 
 // Prints tokens one at a time: a character when its last byte is there. Zeroed at first, except `out`.
@@ -50,8 +50,8 @@ struct terminal_text {
     int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
     bool begun;     // a token was printed
 };
-// Prints a token, but for a last unfinished character, which `text` keeps; terminal_text_end follows the last token.
+// Prints a token as vocabulary_print does, but keeps an unfinished character in `text`: terminal_text_end is to follow.
 void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token);
-// Prints the unfinished character that `text` keeps, if any, as escapes.
+// Prints the bytes of the unfinished character that `text` keeps, if any, as \xNN; `begun` stays.
 void terminal_text_end(struct terminal_text *text);
 __END_DECLS

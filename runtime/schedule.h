@@ -26,7 +26,7 @@ struct schedule {
     enum lr_wsd_decay_style wsd_style; // the shape of the decay at the end of LR_DECAY_WSD
     double lr, min_lr;
     int64_t warmup_steps;    // the first steps, in which the rate rises to lr
-    int64_t decay_steps;     // the step, counted from the run's start, from which on the rate is min_lr
+    int64_t decay_steps;     // the step, counted from the run's start, from which on the rate is min_lr (not CONSTANT)
     int64_t wsd_decay_steps; // LR_DECAY_WSD (warm-up, stable, decay): length of the decay, which ends at decay_steps
 };
 
@@ -39,7 +39,7 @@ struct batch_ramp {
 
 __BEGIN_DECLS
 // Returns the learning rate of a step, counted from 0. Megatron-LM warms up by step/warmup_steps, which wastes step 0
-// on a rate of 0; here it is (step + 1)/warmup_steps. The decay's first step, step == warmup_steps, has lr in both.
+// on a rate of 0; here it is (step + 1)/warmup_steps. In both, step warmup_steps has lr, if it is below decay_steps.
 double schedule_lr(const struct schedule *s, int64_t step);
 // The number of sequences of the step that begins after `consumed` sequences.
 int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed);
