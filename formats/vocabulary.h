@@ -27,7 +27,7 @@ __BEGIN_DECLS
 // vocab_size, otherwise unused, of 256 or 257 (token 256 ends a text); for others no token has text: ids are printed.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
-// Parses `data`, any bytes, which must outlive the vocabulary. vocabulary->data is not set. Returns NULL or the problem.
+// Parses `data`, any bytes, which must outlive the vocabulary; vocabulary->data stays. Returns NULL or the problem.
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 

@@ -1,4 +1,4 @@
-// Reads files, of which nothing is trusted. Each function returns NULL, or what is wrong, in `error`
+// Reads files, of which nothing is trusted. Functions with an `error` return NULL, or what is wrong, in `error`
 // (runtime/machine/error_text.h), beginning with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
@@ -24,14 +24,14 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file to read. The caller closes *fd, -1 after an error. *bytes: its length. expected: for messages.
+// Opens a regular file to read. The caller closes *fd (error: -1). *bytes: its length. expected: "a key", for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Whether the path is a pipe: a program that opens it to write would wait for a reader.
 bool is_pipe(const char *path);
-// out (bytes) = the open file's bytes at `offset`; fewer are an error. name: for messages. Threads may call it at once.
+// out (bytes) = the open file's bytes from `offset` on; fewer are an error. name: for messages. Threads may share fd.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// *data (*bytes) = a regular file; one above most_bytes is an error. The caller frees *data, NULL after an error.
+// *data (*bytes, no 0 added) = a regular file of at most most_bytes. The caller frees *data, NULL only after an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

@@ -8,14 +8,14 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// Returns the XXH3 of 64 bits. Of a text in chunks, the first has the seed 0, each later one the former chunk's hash.
+// Returns the XXH3 of 64 bits. seed: 0, or the hash of the chunk before; the last hash then depends on the cuts too.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory
 void hash128_free(struct hash128 *hash);
 void hash128_reset(struct hash128 *hash); // to the hash of no bytes, as a new one
 void hash128_update(struct hash128 *hash, const void *bytes, uint64_t count);
-// text = the hash of all bytes so far, as `xxhsum -H128` prints it: lower-case hexadecimal. More bytes may follow.
+// text = the hash of all bytes since the reset, in lower-case hexadecimal, as `xxhsum -H128` prints. More may follow.
 void hash128_text(char text[HASH128_DIGITS + 1], const struct hash128 *hash);
 
 const char *hash_library_version(void); // of xxHash: "0.8.1"; static memory

@@ -4,7 +4,7 @@
 #include <stdlib.h> // realpath
 #include <string.h> // strrchr
 
-// Whether the resolved path lies in the folder; false where the folder does not exist.
+// Whether the resolved path lies below the folder, whose links are followed; false where the folder does not exist.
 static bool lies_in(const char *resolved, const char *folder) {
     char real[PATH_MAX];
     if (!realpath(folder, real))
