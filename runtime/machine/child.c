@@ -13,7 +13,7 @@
 
 extern char **environ;
 
-// Starts this program as *child with the arguments, stdout and stderr on the descriptor `out`. Returns 0 or errno.
+// Starts this program as *child with the arguments, stdout and stderr on the descriptor `out`. Returns 0 or an errno.
 static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_t actions;
     int error = posix_spawn_file_actions_init(&actions);
@@ -28,7 +28,7 @@ static int start(pid_t *child, char *const arguments[], int out) {
     return error;
 }
 // Waits for bytes of the pipe `in` and appends some to the text `output`, of *length bytes and a 0 byte in `size`. A
-// full `output` loses a quarter in its middle. Returns whether the pipe is still open.
+// full `output` loses a quarter behind its middle. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;
@@ -44,9 +44,9 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     output[*length] = '\0';
     return 1;
 }
-// Reads until the child closes the pipe, until it ends (another process may hold the pipe), or until `seconds` have
-// passed, which begin anew once `anew` is read (NULL: never). Returns whether the child closed the pipe or ended. Sets
-// *ended, 0 before, and *status where the child ended.
+// Reads until the child closes the pipe, until it ends (another process may hold the pipe), or until `seconds` (0: no
+// limit) have passed, which begin anew once `anew` is read (NULL: never). Returns whether the child closed the pipe or
+// ended. *ended, 0 before, becomes 1, and *status is set, only where the end was seen.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
@@ -74,7 +74,7 @@ static int read_output(char *output, size_t size, int in, double seconds, const 
 }
 
 // Waits up to 10 s for a child that has closed its output or was killed: the driver of a hung GPU may hold a process
-// for longer, which is then left. Returns whether the child has ended, and then sets *status.
+// for longer. Returns whether the child has ended, and then sets *status, waitpid's.
 static int wait_a_while(pid_t child, int *status) {
     enum { WAIT_MS = 10000, EVERY_MS = 5 };
     for (int waited = 0; waited < WAIT_MS; waited += EVERY_MS) {

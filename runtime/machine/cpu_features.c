@@ -39,7 +39,7 @@ static struct cpu cpu_read(void) {
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) {
     return (cpu->words[f->word] >> f->bit & 1) && (cpu->words[CPU_XCR0] & f->state) == f->state;
 }
-// arch = the argument of make ARCH= for this CPU: the highest level of x86-64 of which it has all features.
+// arch = the argument of make ARCH= for this CPU: the highest level of x86-64 up to which it has all of `features`.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     int level = 4;
     for (const struct cpu_feature *f = features; f->name; f++)
@@ -57,7 +57,7 @@ static struct cpu cpu_read(void) {
     return cpu;
 }
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) { return cpu->words[f->word] >> f->bit & 1; }
-// arch = the argument of make ARCH= that suits every CPU of 64-bit Arm.
+// arch = the argument of make ARCH= that suits every CPU of 64-bit Arm: cpu and features are not used.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     snprintf(arch, bytes, "armv8-a");
 }

@@ -15,6 +15,6 @@ double deadline_clock_s(void);
 struct deadline deadline_after_minutes(double start_s, double minutes);
 // Returns the seconds left: negative once the deadline has passed, infinite without a deadline.
 double deadline_left_s(struct deadline deadline);
-// Whether work of so many seconds, begun now, would end before the deadline.
+// Whether work of so many seconds, begun now, would end by the deadline; true without a deadline.
 bool deadline_allows(struct deadline deadline, double seconds);
 __END_DECLS

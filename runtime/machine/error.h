@@ -5,7 +5,7 @@
 enum { EXIT_USAGE = 2 };
 
 __BEGIN_DECLS
-// Prints "train_gpt: " (of several ranks "train_gpt: rank R: "), the message and a newline on stderr, and exits with
-// EXIT_USAGE. The message, a line without a full stop, says what is wrong where, what was expected, and what to change.
+// Prints "train_gpt: " (of several ranks "train_gpt: rank R: ", half a second late unless R is 0), the message and a
+// newline on stderr; calls exit(EXIT_USAGE). The message, without a full stop, says what is wrong and what to change.
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 __END_DECLS

@@ -4,9 +4,9 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Notes that work has been enqueued; from any thread. `name` stays as long as the process runs: the text of an
-// expression, whose first word that ends with _kernel is the name, or, without such a word, the name itself.
+// Notes work that is about to be enqueued; from any thread. `name`, which is not copied, stays as long as the process
+// runs: an expression's text, whose first word that ends with _kernel is the name, or, without such a word, the name.
 void launched_note(const char *name);
-// text (size bytes) = the last 12 names noted, newest first: "a, b"; equal neighbors once; "": none. Returns `text`.
+// text (size bytes, cut to fit) = the last 12 names noted, newest first, equal neighbors once: "a, b". Returns text.
 const char *launched_last(char *text, size_t size);
 __END_DECLS
