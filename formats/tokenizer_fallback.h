@@ -3,7 +3,7 @@
 // place of each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with
 // "legacy": false: no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens
 // into bytes, and leaves out the first space where one was put there. Functions that take a json_t set members of
-// tables->fallback, zeroed before. Functions that take `r` return NULL, or what is wrong, in r->error.
+// tables->fallback. Functions that take `r` return NULL, or what is wrong, in r->error.
 #pragma once
 #include "formats/tokenizer_reader.h" // struct tokenizer_reader
 

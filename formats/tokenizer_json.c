@@ -49,7 +49,7 @@ static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text
 
 // ---- the vocabulary ----
 
-// Checks that ids are in range and few unused, sets the tokenizer's size to the highest + 1, and allocates the tables.
+// Sets size to the highest id of `vocab` and `added` + 1, and allocates the tables; refuses ids out of range or sparse.
 static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, const json_t *added) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_object_size(vocab), added_count = json_array_size(added);
@@ -111,7 +111,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// Returns the id of one half of a merge, whose bytes it appends to the *scratch_bytes of `scratch`; -1: no token's.
+// Returns the id of one half of a merge, and appends its bytes to the *scratch_bytes of `scratch`; -1: no token, none.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -394,7 +394,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends to the *count of `ids` (TOKENIZER_MAX_TEMPLATE) what `special`, the special_tokens, has as ids for `token`.
+// Appends the ids that `special` (special_tokens) has for `token` to the *count of `ids` (TOKENIZER_MAX_TEMPLATE).
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));

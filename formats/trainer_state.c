@@ -104,7 +104,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 
 // ---- reading ----
 
-// The limit of counts in a state: far above what a run reaches, and far below what 63 bits hold.
+// The limit of counts in a state: far above what a run reaches, and so low that sums of a few fit in 63 bits.
 static const int64_t TRAINER_MAX = (int64_t)1 << 60;
 
 // *value = the member `key`, a count from 0 to below TRAINER_MAX, which must be there.

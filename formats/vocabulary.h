@@ -23,8 +23,8 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// Opens the vocabulary file at `path`, which vocabulary_close frees; a failure ends the process. path NULL: bytes for a
-// vocab_size, otherwise unused, of 256 or 257 (token 256 ends a text); for others no token has text: ids are printed.
+// Opens the vocabulary file at `path`, which vocabulary_close frees; a failure ends the process. path NULL: vocab_size
+// 256 or 257 is a vocabulary of bytes (token 256 ends a text), any other one has no text, so that ids are printed.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
 // Parses `data`, any bytes, which must outlive the vocabulary; vocabulary->data stays. Returns NULL or the problem.
@@ -39,7 +39,7 @@ bool file_beside_shard(const char *shard_path, const char *ending, char *path, s
 
 // Returns a token's *length bytes, the vocabulary's, without a zero at the end; NULL and 0: there is no such token.
 const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length);
-// Prints tokens (count) as a text, without a first space if strips_space; a token that is not there as [id]. Malformed
+// Prints tokens (count) as a text, but for a first space if strips_space; a token without text as [id]. Malformed
 // bytes and characters that act on a terminal, but newline and tab, are printed as \xNN: a model may sample any.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 

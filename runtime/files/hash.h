@@ -15,7 +15,7 @@ struct hash128 *hash128_new(void); // NULL: out of memory
 void hash128_free(struct hash128 *hash);
 void hash128_reset(struct hash128 *hash); // to the hash of no bytes, as a new one
 void hash128_update(struct hash128 *hash, const void *bytes, uint64_t count);
-// text = the hash of all bytes since the reset, in lower-case hexadecimal, as `xxhsum -H128` prints. More may follow.
+// text = the hash of all bytes so far, as `xxhsum -H128` prints it: lower-case hexadecimal. More bytes may follow.
 void hash128_text(char text[HASH128_DIGITS + 1], const struct hash128 *hash);
 
 const char *hash_library_version(void); // of xxHash: "0.8.1"; static memory
