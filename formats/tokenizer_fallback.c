@@ -75,8 +75,8 @@ const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *n
         return NULL;
     if (strcmp(reader_type(normalizer), "Sequence") != 0)
         return read_normalizer_part(r, normalizer);
-    const json_t *parts = json_object_get(normalizer, "normalizers");
-    RETURN_PROBLEM(reader_only_members(r, normalizer, "normalizer", " type normalizers "));
+    const json_t *parts;
+    RETURN_PROBLEM(reader_sequence(r, normalizer, "normalizer", "normalizers", &parts));
     for (size_t i = 0; i < json_array_size(parts); i++)
         RETURN_PROBLEM(read_normalizer_part(r, json_array_get(parts, i)));
     return NULL;

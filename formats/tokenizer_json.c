@@ -376,9 +376,9 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
         return read_byte_level(r, pre_tokenizer, "pre_tokenizer");
     if (strcmp(reader_type(pre_tokenizer), "Sequence") != 0)
         return reader_refuse_type(r, pre_tokenizer, "pre_tokenizer", expected);
-    const json_t *parts = json_object_get(pre_tokenizer, "pretokenizers");
+    const json_t *parts;
+    const char *problem = reader_sequence(r, pre_tokenizer, "pre_tokenizer", "pretokenizers", &parts);
     const size_t count = json_array_size(parts);
-    const char *problem = reader_only_members(r, pre_tokenizer, "pre_tokenizer", " type pretokenizers ");
     if (!problem && count == 0)
         problem = error_format(r->error, "%s: pre_tokenizer is an empty Sequence; expected %s", r->name, expected);
     for (size_t i = 0; i < count && !problem; i++) {
@@ -457,8 +457,8 @@ static const char *read_post_processor(struct tokenizer_reader *r, const json_t 
         return NULL;
     if (strcmp(reader_type(processor), "Sequence") != 0)
         return read_processor(r, processor);
-    const json_t *parts = json_object_get(processor, "processors");
-    const char *problem = reader_only_members(r, processor, "post_processor", " type processors ");
+    const json_t *parts;
+    const char *problem = reader_sequence(r, processor, "post_processor", "processors", &parts);
     for (size_t i = 0; i < json_array_size(parts) && !problem; i++)
         problem = read_processor(r, json_array_get(parts, i));
     return problem;

@@ -18,6 +18,16 @@ const char *reader_only_members(struct tokenizer_reader *r, const json_t *object
     return NULL;
 }
 
+const char *reader_sequence(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
+                            const json_t **parts) {
+    char allowed[64];
+    snprintf(allowed, sizeof allowed, " type %.50s ", key);
+    *parts = json_object_get(object, key);
+    if (!json_is_array(*parts))
+        return error_format(r->error, "%s: %s.%s is not a list", r->name, where, key);
+    return reader_only_members(r, object, where, allowed);
+}
+
 const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                         bool *value) {
     const json_t *member = json_object_get(object, key);

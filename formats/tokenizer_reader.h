@@ -21,6 +21,9 @@ __BEGIN_DECLS
 // Refuses what is no object or has a member that `allowed` lacks, names as in " type content ". where: for messages.
 const char *reader_only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
                                 const char *allowed);
+// *parts = the list `key` of a Sequence, in its object; refuses what is no list, and other members. where: for messages.
+const char *reader_sequence(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
+                            const json_t **parts);
 // *value = the flag `key` of the object, `where` in messages; unchanged where it is absent or null.
 const char *reader_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                         bool *value);

@@ -150,8 +150,8 @@ static void terminal_character(struct terminal_text *text) {
     for (int i = 1; i < text->want; i++)
         code = code << 6 | (text->bytes[i] & 0x3fu);
     const bool malformed = code < smallest[text->want] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff;
-    const bool steers = code < 0xa0 || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
-                        (code >= 0x2066 && code <= 0x2069);
+    const bool steers = code < 0xa0 || code == 0x61c || code == 0x200e || code == 0x200f ||
+                        (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
     if (malformed || steers) {
         terminal_text_end(text);
         return;

@@ -446,6 +446,8 @@ static const struct {
     {"\"pattern\":{\"Regex\"", "\"pattern\":{\"String\"", "Split.pattern has 'String'"},
     {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "ByteLevel.add_prefix_space after a Split"},
     {"\"type\":\"TemplateProcessing\"", "\"type\":\"BertProcessing\"", "post_processor is BertProcessing"},
+    {"\"type\":\"TemplateProcessing\"", "\"type\":\"Sequence\"", "post_processor.processors is not a list"},
+    {"\"pretokenizers\":[", "\"pretokenizers\":1,\"n\":[", "pre_tokenizer.pretokenizers is not a list"},
     {"\"ids\":[9]", "\"ids\":[8]", "the template's token '<|endoftext|>' has the id 8, which no token has"},
     {"\"ids\":[9]", "\"ids\":[10]", "has the id 10, which no token has"},
     {"\"ids\":[9]", "\"ids\":[]", "has no ids"},

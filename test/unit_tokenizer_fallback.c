@@ -245,6 +245,7 @@ static void others_are_refused(void **state) {
         {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"ByteLevel\"}", "pre_tokenizer is ByteLevel"},
         {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"}}",
          "Split.pattern.String is 'a'"},
+        {"\"normalizers\":[", "\"normalizers\":0,\"n\":[", "normalizer.normalizers is not a list"},
         {"\"decoder\":{\"type\":\"Sequence\"", "\"decoder\":{\"type\":\"Metaspace\"", "decoder is Metaspace"},
         {"{\"type\":\"Fuse\"},", "", "a part of decoder is Strip"},
         {"{\"type\":\"ByteFallback\"}", "{\"type\":\"CTC\"}", "a part of decoder is CTC"},

@@ -120,6 +120,7 @@ static void test_bytes(void **state) {
     assert_bytes_print("\xe2\x80\xae"
                        "x",
                        "\\xe2\\x80\\xaex");                         // right-to-left override
+    assert_bytes_print("\xd8\x9cx", "\\xd8\\x9cx");                 // Arabic letter mark
     assert_bytes_print("\xc3x\xe2\x82", "\\xc3x\\xe2\\x82");        // unfinished, in the middle and at the end
     assert_bytes_print("\xe2\x82\xc3\xa9", "\\xe2\\x82\xc3\xa9");   // unfinished, then a whole character
     assert_bytes_print("\xc0\x9b\x80\xff", "\\xc0\\x9b\\x80\\xff"); // overlong, lone, never valid
