@@ -15,8 +15,8 @@ static inline int config_steps_of(const struct config *c, uint64_t samples) {
     }
     return (int)high;
 }
-// Sets --train-steps by --train-epochs, where given, in a run that trains; the batch is resolved. Ends the program for
-// another --train-steps that is given, and without --train-data or c->samples_of_epochs, which the caller sets before.
+// Sets --train-steps to the fewest that take --train-epochs, where given, in a run that trains; the batch is resolved.
+// Ends the program for another --train-steps that is given, and without --train-data or the callback samples_of_epochs.
 static inline void config_resolve_epochs(struct config *c) {
     if (c->training.train_epochs <= 0 || !config_trains(c))
         return;

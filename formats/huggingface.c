@@ -110,7 +110,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
-// Returns the plainest form of a model, which plain_model_free frees. c owns some of its texts, and must outlive it.
+// Returns c with options of no effect at their defaults, for plain_model_free. c owns some texts, and must outlive it.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;

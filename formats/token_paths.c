@@ -52,7 +52,7 @@ static size_t pattern_length(const char *patterns) {
     return n;
 }
 
-// Adds the files that each pattern of the list matches; an empty pattern, or one without a match, ends the program.
+// Adds each pattern's files, unsorted, to `found`, zeroed at first. An empty or unmatched pattern ends the program.
 static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
     for (const char *at = patterns;; at++) {
         const size_t length = pattern_length(at);

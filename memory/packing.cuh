@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Runs plan_stack(live), forcing more items until PLAN_FIT_PAIRS or fewer are left; sets `floor`, and buckets_of.
+// Runs plan_stack(live), forcing more items until plan_fitted_pairs is at most PLAN_FIT_PAIRS; sets floor and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)

@@ -17,7 +17,7 @@ static struct fp8_attention_demands fp8_attention_demands_of(const struct config
         !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
-// Returns attention of layer l as its kernels take it, its spans live in this phase; the scales are NULL when planning.
+// Returns attention of layer l as its kernels take it, its buffers live in this phase; scales are NULL when planning.
 static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     const struct fp8_state *f = &m->fp8;
     struct fp8_attention a;

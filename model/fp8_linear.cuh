@@ -53,7 +53,7 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Whether attention itself writes the input of `linear`, its projection, in FP8: where scales are delayed.
+// Whether attention writes the input of `linear`, its projection, in FP8: attention is in FP8 and scales are delayed.
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
@@ -205,7 +205,7 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Returns where the producer of the gradient of a linear layer's output puts its amax; NULL: nowhere.
+// Returns where the producer of a linear layer's output gradient merges its amax; NULL: no scale, or at the cast.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }

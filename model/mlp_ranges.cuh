@@ -27,7 +27,7 @@ static struct at at_ranges(struct at at) {
     at.last_rows = (at.rows - 1) % at.most_rows + 1;
     return at;
 }
-// Returns `whole` for the MLP's forward by ranges: makes FC and ACT, of a range each, and the second product, whole.
+// Returns at_ranges(whole), for at_next: produces FC and ACT a range at a time, and the second product whole.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);

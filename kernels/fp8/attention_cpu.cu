@@ -475,7 +475,8 @@ static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor 
 static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
     return codes_of_head(c, b, t, head) - c->qkv8;
 }
-// Computes a tile of a head by c->run: dS's amax, dQ, sums in dk, dv (panels, steps): the first `written` hold some.
+// Makes c->run's part of a tile: dS's amax, dQ, sums in dk, dv (panels, steps), begun from panel `written` on; K and V
+// were packed at `place`.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;

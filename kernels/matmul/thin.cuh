@@ -89,7 +89,7 @@ static inline void thin_copy_row(word out[THIN_WORDS], const floatX *row, int64_
     memcpy(out, row + k, (size_t)(depth - k) * sizeof *row);
 }
 
-// Packs words [from, to) of the right operand's depth: packed (words, width), zeros after the last column.
+// Packs words [from, to) of the right operand's depth at packed + from * width: (words, width), zeros past the columns.
 static void thin_pack(word *packed, const struct gemm *g, int64_t from, int64_t to) {
     const struct gemm_operand *b = &g->b;
     const int64_t width = thin_width(g->cols), whole = gemm_min(to, g->depth / XVEC_PARTS);

@@ -103,7 +103,7 @@ int option_find(const struct options *options, const char *word, bool flags);
 bool option_is_flag(const struct option_row *row);
 // Whether the word after a flag (option_is_flag) is its value: true, no, 1, or a name of its enum.
 bool option_names_value(const struct option_row *row, const char *word);
-// display = the name as users write it, cut where it is too long; returns display.
+// display = the name with - for _, as after --, cut where it is too long; returns display.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
 // Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"): the field then
