@@ -76,7 +76,7 @@ struct attention_row {
     bool log2_lse;            // log-sum-exps are to base 2, not natural
     attention_forward_bytes *forward_workspace;
     attention_backward_bytes *backward_workspace;
-    int64_t (*bias_chunks)(struct attention_shape); // attention_bias_chunks; NULL: 0
+    int64_t (*bias_num_runs)(struct attention_shape); // attention_bias_num_runs; NULL: 0
     attention_forward_function *forward;
     attention_backward_function *backward;
 };
@@ -173,7 +173,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
                                               true,
                                               attention_sm90_forward_workspace_bytes,
                                               attention_sm90_backward_workspace_bytes,
-                                              sm90_bias_chunks,
+                                              sm90_bias_num_runs,
                                               attention_sm90_forward,
                                               attention_sm90_backward},
                                       fused = {"fused",
@@ -249,9 +249,9 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
 // The number of rows of options.bias_partial, each of a run of dqkv's rows; 0: backward makes no such sums.
-static int64_t attention_bias_chunks(enum attention_backend backend, struct attention_shape shape) {
+static int64_t attention_bias_num_runs(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
-    return row->bias_chunks ? row->bias_chunks(shape) : 0;
+    return row->bias_num_runs ? row->bias_num_runs(shape) : 0;
 }
 
 static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum attention_backend backend,

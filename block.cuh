@@ -23,8 +23,8 @@ static void block_units(struct at at) {
 }
 
 // Runs the ops whose outputs are in `produce`, if the model has them: all in a first forward, recompute.cuh's
-// policy_missing in recomputation, where made_by_ranges is left to block_backward. An addition and the norm of its sum
-// are fused where both are in `produce`; an unfused norm has the same bits. In a first forward the fusion crosses
+// policy_recomputed in recomputation, where made_by_ranges is left to block_backward. An addition and the norm of its
+// sum are fused where `produce` has the two; an unfused norm has the same bits. In a first forward the fusion crosses
 // layers: the last addition computes the next layer's NORM1, or the final norm, and only layer 0 its own NORM1.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
@@ -67,7 +67,7 @@ static void mlp_branch_backward_ranges(struct at at) {
     }
 }
 // Writes or adds layer l's parameter gradients and turns d_residual from the gradient of the layer's output into its
-// input's. block_forward has made policy_missing again before; the caller's zero_reduce of the layer's unit follows.
+// input's. block_forward has made policy_recomputed again before; the caller's zero_reduce of the layer's unit follows.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

@@ -608,7 +608,7 @@ static inline double dataloader_epochs(const struct dataloader *loader, int part
     return (double)epoch + more;
 }
 // Returns the number, from 0 on, of the epoch that the first part is in at the loader's position.
-static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
+static inline uint64_t dataloader_first_part_epoch(const struct dataloader *loader) {
     return sample_order_epoch(&loader->parts[0].order, mixture_taken(&loader->mixture, 0, loader->position), NULL);
 }
 static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }

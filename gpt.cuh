@@ -33,7 +33,7 @@ static void recorded_micro_step(struct gpt *m, double scale) {
         if (policy_is_group_last(&m->policy, l)) {
             fetch_group(m, l);
             for (int k = m->policy.group_first[l]; k <= l; k++)
-                block_forward(m, k, policy_missing(&m->policy, k, s), PASS_BACKWARD);
+                block_forward(m, k, policy_recomputed(&m->policy, k, s), PASS_BACKWARD);
         }
         block_backward(m, l);
         zero_reduce(&m->zero, unit_of_layer(&m->table, l));

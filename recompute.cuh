@@ -337,7 +337,7 @@ static void policy_free(struct recompute_policy *policy);
 // Whether layer l is the last layer of its group of layers that are recomputed together.
 static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 // Returns the set that layer l recomputes: for its backward and, in mid-group, the next layer. s: the model's shape.
-static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
+static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
 // Returns the flops per token to make a set from what is there, a traffic byte as flops_per_byte; SOFTMAX adds ATT.
@@ -385,7 +385,7 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l) {
     return l + 1 == policy->num_layers || policy->group_first[l + 1] == l + 1;
 }
 
-static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s) {
+static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s) {
     const uint32_t wanted = ACT_BACKWARD | (policy_is_group_last(policy, l) ? 0 : BIT(OUT));
     const struct layer_shape layer = layer_shape_at(s, l);
     return activation_closure(wanted, policy->kept[l], &layer);

@@ -43,7 +43,7 @@ enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK 
 // Five blocks a multiprocessor, two loads a thread, are 5 MB in flight on an H200; ptxas chooses six, with one load.
 #define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
 static inline dim3 activation_bias_grid(int64_t N, int F) {
-    return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
+    return dim3((unsigned)activation_bias_num_runs(N), blocks_for(F, ACTIVATION_STRIP));
 }
 static inline size_t activation_bias_shared_bytes(void) {
     return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
@@ -246,7 +246,7 @@ void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int
     if (bias_partial == NULL)
         return;
 #pragma omp parallel for schedule(static)
-    for (int64_t chunk = 0; chunk < activation_bias_chunks(N); chunk++) {
+    for (int64_t chunk = 0; chunk < activation_bias_num_runs(N); chunk++) {
         const int64_t end = (chunk + 1) * ACTIVATION_BIAS_ROWS < N ? (chunk + 1) * ACTIVATION_BIAS_ROWS : N;
         float *sums = bias_partial + chunk * width;
         memset(sums, 0, (size_t)width * sizeof *sums);

@@ -15,7 +15,7 @@
 //   NAME_backward   dgate = dout * up * f'(gate), dup = dout * f(gate)
 //
 // All merge the amax of what they write into *amax, as kernels/amax.cuh says; NULL: no amax is taken. Backward writes
-// bias_partial (activation_bias_chunks(N), width): the sums of din's columns, as stored, over chunks of rows, which
+// bias_partial (activation_bias_num_runs(N), width): the sums of din's columns, as stored, over chunks of rows, which
 // column_sums adds up to the gradient of the bias before the activation; NULL: no sums.
 #pragma once
 #include "kernels/device.cuh" // floatX
@@ -31,11 +31,11 @@ typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX 
 
 // Rows of a chunk of bias_partial: its sums are 2 % of backward's bytes; 16,384 rows of 3072 make 3 waves on an H200.
 enum { ACTIVATION_BIAS_ROWS = 64 };
-static inline int64_t activation_bias_chunks(int64_t N) {
+static inline int64_t activation_bias_num_runs(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
 __BEGIN_DECLS
-// bias_partial (activation_bias_chunks(N), width) = din (N, width) summed by chunks, as backward does; NULL: skipped
+// bias_partial (activation_bias_num_runs(N), width) = din (N, width) summed by chunks, as backward does; NULL: skipped
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev);
 
 // A row for each activation: POINTWISE(NAME) or GATED(NAME, f). kernels/activation_fp8.cuh takes the same rows.

@@ -368,8 +368,8 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     return nccl_queue_end(q);
 }
 // Enqueues copies of this rank's messages to itself, i-th to i-th. A send without an equal receive ends the program.
-static void nccl_queue_copy_own(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
-                                const struct exchange_message *receives, int num_receives) {
+static void nccl_queue_copy_to_self(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
+                                    const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
         if (sends[i].rank != q->rank)
             continue;
@@ -387,7 +387,7 @@ static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_
                                     struct device *dev) {
     cudaStream_t stream = q->device.stream;
     nccl_queue_begin(q, name, dev);
-    nccl_queue_copy_own(q, sends, num_sends, receives, num_receives);
+    nccl_queue_copy_to_self(q, sends, num_sends, receives, num_receives);
     nccl_check(q->comm, ncclGroupStart());
     for (int i = 0; i < num_sends; i++)
         if (sends[i].rank != q->rank)

@@ -61,18 +61,18 @@ static inline int norm_backward_row_threads(int C) {
 }
 // The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits:
 // GPU_SMS x 16 warps (x 32 at 512 threads a row), at most N / 16, or N / 4 where a row is a block's: sums are traffic.
-static inline int64_t gpu_norm_backward_chunks(int64_t N, int C) {
+static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
                   runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
     return runs < most ? runs : most;
 }
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
-    return (size_t)gpu_norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
+    return (size_t)gpu_norm_backward_num_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
 // The number of runs of rows of residual_backward, N / 16 at most: with its blocks of columns, GPU_SMS x 64 warps.
-static inline int64_t gpu_residual_backward_chunks(int64_t N, int C) {
+static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
@@ -178,6 +178,6 @@ static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
 }
 // The number of runs of rows over which backward by wgmma sums dqkv's columns.
-static inline int64_t gpu_sm90_bias_chunks(struct attention_shape shape) {
+static inline int64_t gpu_sm90_bias_num_runs(struct attention_shape shape) {
     return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
 }

@@ -3,7 +3,7 @@
 #include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
 #include "kernels/column_sums.cuh"   // column_sums_add_pack
 #include "kernels/device_memory.cuh" // device_copy
-#include "kernels/gpu_sizes.cuh"     // gpu_norm_backward_chunks, gpu_residual_backward_chunks
+#include "kernels/gpu_sizes.cuh"     // gpu_norm_backward_num_runs, gpu_residual_backward_num_runs
 #include "kernels/norm_rows.cuh"     // row_packs, row_sums, norm_groups_reduce, norm_reduce_kernel
 #include "kernels/packed.cuh"        // packed_load, packed_load_if, packed_store_some
 #include "kernels/packed_floats.cuh" // packed_to_floats, dropout_scales_packed
@@ -28,7 +28,7 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-enum { NORM_FORWARD_SLOTS = 3 };
+enum { NORM_FORWARD_PLACES = 3 };
 
 // Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
 // bits. All threads of the row call. Returns the largest fp8_magnitude of the thread's part of out; 0: no AMAX or out.
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         largest = norm_forward_row<THREADS, PACKS, AMAX>(sum, out, mean, rstd, x, delta, weight, bias, n, C, options,
                                                          scale, dropout);
     if (AMAX)
-        amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_SLOTS * (NORM_THREADS / 32) * 4);
+        amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_PLACES * (NORM_THREADS / 32) * 4);
 }
 
 static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
@@ -146,7 +146,7 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
                                 struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
     const void *arrays[] = {sum, out, x, delta, weight, bias};
     const bool whole = norm_rows_whole(C, arrays, 6), amax = out != NULL && options.amax != NULL;
-    const size_t shared_bytes = NORM_FORWARD_SLOTS * NORM_THREADS / 32 * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0);
+    const size_t shared_bytes = NORM_FORWARD_PLACES * NORM_THREADS / 32 * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0);
 #define NORM_FORWARD(threads, packs)                                                                                   \
     LAUNCH(dev, (amax ? norm_forward_kernel<threads, packs, true> : norm_forward_kernel<threads, packs, false>),       \
            blocks_for(N, NORM_THREADS / threads), NORM_THREADS, shared_bytes, sum, out, mean, rstd, x, delta, weight,  \
@@ -180,12 +180,12 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
-int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_chunks(N, C); }
+int64_t norm_backward_num_runs(int64_t N, int C, const struct device *dev) { return gpu_norm_backward_num_runs(N, C); }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     return gpu_norm_backward_bytes(N, C);
 }
 
-enum { NORM_BACKWARD_SLOTS = 6 };
+enum { NORM_BACKWARD_PLACES = 6 };
 
 // Returns where in shared memory, after norm_groups_reduce's floats, a thread's sums of dx's columns of pack j lie, in
 // fours NORM_THREADS * 16 bytes apart: a warp's accesses are to neighboring 16 bytes. Only where a row is a warp's are
@@ -309,7 +309,7 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
         });
     }
     if (AMAX)
-        amax_merge_block(options.amax, largest, shared_memory() + NORM_BACKWARD_SLOTS * (THREADS / 32) * 4);
+        amax_merge_block(options.amax, largest, shared_memory() + NORM_BACKWARD_PLACES * (THREADS / 32) * 4);
     if (PACKS > 0 && THREADS == 32) {
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -335,7 +335,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
     const void *arrays[] = {dx, dx_partial, residual, dout, x, weight, workspace};
     const bool whole = norm_rows_whole(C, arrays, 7);
     const int threads = norm_backward_row_threads(C);
-    const int64_t runs = gpu_norm_backward_chunks(N, C);
+    const int64_t runs = gpu_norm_backward_num_runs(N, C);
     const bool amax = options.amax != NULL, partial = dx_partial != NULL;
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
     do {                                                                                                               \
@@ -348,16 +348,16 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
                sums, dx, dx_partial, residual, dout, x, weight, mean, rstd, N, C, options);                            \
     } while (0)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
-        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_SLOTS * NORM_THREADS / 32);
+        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_PLACES * NORM_THREADS / 32);
     else if (threads == 32)
         NORM_BACKWARD(32, NORM_THREADS, NORM_BACKWARD_WARP_PACKS,
                       NORM_THREADS * PACK * (partial ? 1 + NORM_BACKWARD_WARP_PACKS : 1));
     else if (threads == 128)
-        NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 128 / 32);
+        NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 128 / 32);
     else if (threads == 256)
-        NORM_BACKWARD(256, 256, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 256 / 32);
+        NORM_BACKWARD(256, 256, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 256 / 32);
     else
-        NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 512 / 32);
+        NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 512 / 32);
 #undef NORM_BACKWARD
     if (dweight == NULL && dbias == NULL)
         return;
@@ -404,8 +404,8 @@ static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *do
     packed_store_some(ddelta + at, residual_backward_pack(d, scale, dropout, at), n - at);
 }
 
-int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
-    return gpu_residual_backward_chunks(N, C);
+int64_t residual_backward_num_runs(int64_t N, int C, const struct device *dev) {
+    return gpu_residual_backward_num_runs(N, C);
 }
 // Does residual_backward with sums of columns: a block takes 32 packs of columns of a run, a warp every 8th row.
 static __global__ void __launch_bounds__(NORM_THREADS)
@@ -439,7 +439,7 @@ void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64
                        struct dropout dropout, struct device *dev) {
     if (partial != NULL)
         LAUNCH(dev, residual_backward_columns_kernel,
-               dim3((unsigned)residual_column_blocks(C), (unsigned)gpu_residual_backward_chunks(N, C)), NORM_THREADS,
+               dim3((unsigned)residual_column_blocks(C), (unsigned)gpu_residual_backward_num_runs(N, C)), NORM_THREADS,
                NORM_THREADS * PACK * sizeof(float), ddelta, partial, dout, N, C, scale, dropout);
     else if (dropout.p != 0 || scale != 1)
         LAUNCH(dev, residual_backward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout,

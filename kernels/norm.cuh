@@ -20,7 +20,7 @@ void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are
                   int64_t N, int C, struct norm_options options, struct device *dev);
 
 // The number of parts of N rows over which norm_backward sums dx's columns: the rows of dx_partial.
-int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev);
+int64_t norm_backward_num_runs(int64_t N, int C, const struct device *dev);
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev);
 // Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
@@ -28,7 +28,7 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
 // dx_partial gets sums of dx's columns, as stored, over parts of the rows: where dx is the gradient of a linear layer's
 // output, column_sums (kernels/column_sums.cuh) adds them up to the bias's gradient. options.amax is of dx.
 void norm_backward(floatX *dx,             // (N, C)
-                   float *dx_partial,      // (norm_backward_chunks, C); NULL: not taken
+                   float *dx_partial,      // (norm_backward_num_runs, C); NULL: not taken
                    float *dweight,         // (C); NULL: not wanted
                    float *dbias,           // (C); NULL: none
                    const floatX *residual, // (N, C); may be dx; NULL: 0
@@ -58,11 +58,11 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                            struct device *dev);
 
 // The number of parts of N rows over which residual_backward sums ddelta's columns: the rows of `partial`.
-int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev);
+int64_t residual_backward_num_runs(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
 // `partial` gets sums of ddelta's columns, as stored, over parts of the rows.
 void residual_backward(floatX *ddelta,     // (N, C); may be dout
-                       float *partial,     // (residual_backward_chunks, C); NULL: not taken
+                       float *partial,     // (residual_backward_num_runs, C); NULL: not taken
                        const floatX *dout, // (N, C)
                        int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
 __END_DECLS

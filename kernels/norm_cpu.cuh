@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/amax.cuh"           // amax_merge_elements
 #include "kernels/device.cuh"         // floatX
-#include "kernels/gpu_sizes.cuh"      // gpu_norm_backward_chunks
+#include "kernels/gpu_sizes.cuh"      // gpu_norm_backward_num_runs
 #include "kernels/norm_kind.cuh"      // struct norm_options, norm_weight_offset
 #include "kernels/norm_rows.cuh"      // NORM_ROWS, norm_add_runs
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
@@ -117,8 +117,8 @@ void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const 
     }
 }
 
-int64_t norm_backward_chunks(int64_t N, int C, const struct device *dev) {
-    return device_is_gpu(dev) ? gpu_norm_backward_chunks(N, C) : norm_backward_runs(N);
+int64_t norm_backward_num_runs(int64_t N, int C, const struct device *dev) {
+    return device_is_gpu(dev) ? gpu_norm_backward_num_runs(N, C) : norm_backward_runs(N);
 }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     if (device_is_gpu(dev))
@@ -281,8 +281,8 @@ __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta,
     }
 }
 
-int64_t residual_backward_chunks(int64_t N, int C, const struct device *dev) {
-    return device_is_gpu(dev) ? gpu_residual_backward_chunks(N, C) : norm_backward_runs(N);
+int64_t residual_backward_num_runs(int64_t N, int C, const struct device *dev) {
+    return device_is_gpu(dev) ? gpu_residual_backward_num_runs(N, C) : norm_backward_runs(N);
 }
 void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
                        struct dropout dropout, struct device *dev) {

@@ -41,7 +41,7 @@ static double transfers_waited_s(struct transfers *t);
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
 // Puts off the cpu target's copies of this direction until a wait for that transfer or a later one, or until the next
 // TRANSFER_EVENTS begin: a missing wait shows. (Use during a copy shows in the usual order.) Emulator: EMU_STREAMS.
-static void transfers_copy_late(struct transfers *t, enum transfer_direction direction);
+static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction);
 
 // A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
 enum { TICKET_RECORDING_BITS = 16, TICKET_NUMBER_SHIFT = TICKET_RECORDING_BITS + 1 };
@@ -154,7 +154,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
     cuda_check(cudaStreamWaitEvent(dev->stream, t->done[direction][event], 0));
 }
-static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
+static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction) {}
 
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
@@ -201,7 +201,9 @@ static void transfers_open(struct transfers *t, double bus_gbps, struct device *
     memset(t, 0, sizeof *t);
     t->bytes_per_s = 1e9 * bus_gbps;
 }
-static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) { t->late[direction] = true; }
+static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction) {
+    t->late[direction] = true;
+}
 static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
 
 // Copies now what has begun in this direction and is not copied yet, up to transfer `number`.

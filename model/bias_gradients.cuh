@@ -3,10 +3,10 @@
 // without such a kernel (dqkv outside Hopper's attention, or with QK norm), the wgrad product sums the columns while it
 // packs dout, at no cost; in FP8 layers the cast sums them.
 #pragma once
-#include "attention.cuh"           // attention_bias_chunks
-#include "kernels/activation.cuh"  // activation_bias_chunks
+#include "attention.cuh"           // attention_bias_num_runs
+#include "kernels/activation.cuh"  // activation_bias_num_runs
 #include "kernels/column_sums.cuh" // column_sums
-#include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
+#include "kernels/norm.cuh"        // norm_backward_num_runs, residual_backward_num_runs
 #include "model/mlp_ranges.cuh"    // mlp_range_tokens
 #include "model/sequence.cuh"      // attention_shape_of
 #include "model/state.cuh"         // struct gpt and its buffers
@@ -34,9 +34,9 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
 // The number of row chunks for which attention's backward leaves partial column sums of dqkv; 0: it leaves none.
-static int64_t attention_bias_chunks_of(const struct gpt *m) {
+static int64_t attention_bias_num_runs_of(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
-    return attention_bias_chunks(m->backend, attention_shape_of(&m->config, e.B, e.T));
+    return attention_bias_num_runs(m->backend, attention_shape_of(&m->config, e.B, e.T));
 }
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -45,7 +45,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
         return BIAS_BY_WGRAD;
     switch (row.gradient_by) {
     case GRADIENT_BY_ATTENTION: // the norm of q and k goes on from attention's gradient
-        return attention_bias_chunks_of(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
+        return attention_bias_num_runs_of(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
     case GRADIENT_BY_STREAM:
         return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_WGRAD : bias_source_of_projection(m, l, linear);
     case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_WGRAD : BIAS_BY_ACTIVATION;
@@ -55,15 +55,15 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
 }
 
 // The number of rows of a linear layer's partial sums (bias_partial); 0: there are none (BIAS_BY_WGRAD).
-static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
+static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
     switch (bias_source(m, l, linear)) {
     case BIAS_BY_WGRAD: return 0;
-    case BIAS_BY_NORM: return norm_backward_chunks(N, C, m->dev);
-    case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C, m->dev);
-    case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
-    case BIAS_BY_ATTENTION: return attention_bias_chunks_of(m);
+    case BIAS_BY_NORM: return norm_backward_num_runs(N, C, m->dev);
+    case BIAS_BY_RESIDUAL: return residual_backward_num_runs(N, C, m->dev);
+    case BIAS_BY_ACTIVATION: return activation_bias_num_runs(N);
+    case BIAS_BY_ATTENTION: return attention_bias_num_runs_of(m);
     }
     return 0;
 }
@@ -73,13 +73,13 @@ static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bi
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns the partial sums (bias_chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes
+// Returns the partial sums (bias_num_runs, outputs) of a layer's bias gradient, live in this phase, where `source` makes
 // them; else, for l -1, and when planning, NULL. Called in the phase that makes the sums, and in bias_finish's.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);
+    const size_t bytes = (size_t)bias_num_runs(m, l, linear) * (size_t)row.outputs * sizeof(float);
     const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
     return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
@@ -91,7 +91,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
 // Adds up a bias's partial sums, made by then, into the bias's gradient, in this phase. Returns false: there are none.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const int64_t chunks = bias_chunks(m, l, linear);
+    const int64_t chunks = bias_num_runs(m, l, linear);
     if (chunks == 0)
         return false;
     const float *partial = bias_partial(m, l, linear, bias_source(m, l, linear));

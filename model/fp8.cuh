@@ -74,7 +74,7 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
     return FP8_PER_TENSOR;
 }
 // Whether the recipe's scales are of blocks, each a function of its own elements: no amax is collected.
-static bool fp8_by_blocks(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
+static bool fp8_is_blockwise(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
 // Whether scales follow from earlier steps' amaxes. Until a tensor's history has one above 0, its own amax sets them.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
@@ -198,7 +198,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
         return;
     f->counts_id =
         plan_add(plan, ARENA_OPTIMIZER, category, "counts of saturated and flushed values", -1, FP8_COUNTS_BYTES);
-    if (fp8_by_blocks(f))
+    if (fp8_is_blockwise(f))
         return;
     f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));
     if (!f->weights_sharded)

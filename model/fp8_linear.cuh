@@ -151,9 +151,9 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 // Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits; with scales of blocks: false.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
-    case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
+    case FP8_FAST_FORWARD: return forward && !fp8_is_blockwise(&m->fp8);
     case FP8_FAST_NONE: return false;
-    case FP8_FAST_ALL: return !fp8_by_blocks(&m->fp8);
+    case FP8_FAST_ALL: return !fp8_is_blockwise(&m->fp8);
     }
     return false;
 }

@@ -289,7 +289,7 @@ static int next_backward_layer(const struct gpt *m, int l) {
     if (below < 0 || !policy_is_group_last(&m->policy, below))
         return below;
     for (int k = m->policy.group_first[below]; k < below; k++)
-        if (policy_missing(&m->policy, k, &m->shape.layer))
+        if (policy_recomputed(&m->policy, k, &m->shape.layer))
             return k;
     return below;
 }

@@ -133,7 +133,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
 // Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
-static bool timeline_plans(const struct timeline *t) { return t->planning && !t->dry_run; }
+static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -143,7 +143,7 @@ static void timeline_free(struct timeline *t) {
 
 // Enters a region: timeline_phase then begins its first phase. Planning sets where the region begins.
 static void timeline_enter_region(struct timeline *t, enum region r) {
-    if (timeline_plans(t))
+    if (timeline_is_planning(t))
         t->region_first[r] = t->phase + 1;
     t->phase = t->region_first[r] - 1;
 }
@@ -181,7 +181,7 @@ static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t s
 // and, where the plan is recorded, after the first range, as it then declares the loop (plan_add_loop).
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
-    if (loop->first > 0 && timeline_plans(t)) {
+    if (loop->first > 0 && timeline_is_planning(t)) {
         plan_add_loop(&t->plan, loop->before + 1);
         return false;
     }
@@ -263,7 +263,7 @@ static void *timeline_workspace(struct timeline *t, size_t bytes) {
     }
     int *const id = &t->workspaces[t->phase];
     const bool is_short = *id >= 0 && t->plan.buffers[*id].bytes < bytes;
-    if (is_short && !timeline_plans(t)) {
+    if (is_short && !timeline_is_planning(t)) {
         fprintf(stderr,
                 "train_gpt: internal error: phase %d asks for %zu bytes of workspace, of which %zu are planned\n",
                 t->phase, bytes, t->plan.buffers[*id].bytes);

@@ -414,7 +414,7 @@ struct muon_buffers {
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
-    for (int i = 0; i < u->count && timeline_plans(t); i++) {
+    for (int i = 0; i < u->count && timeline_is_planning(t); i++) {
         const size_t bytes = orthogonalize_workspace_bytes(u->matrices[i].rows, u->matrices[i].cols, t->dev);
         u->workspace_bytes = bytes > u->workspace_bytes ? bytes : u->workspace_bytes;
     }

@@ -103,7 +103,7 @@ static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const 
     int bucket = m->o->zero->shards.count - 1;
     u.muon = m;
     u.update = b.update;
-    for (int i = m->num_waves - 1; i >= 0 && !timeline_plans(t); i--) {
+    for (int i = m->num_waves - 1; i >= 0 && !timeline_is_planning(t); i--) {
         const struct muon_wave *w = &m->waves[i];
         TIMELINE_RUN(t, update_wave(&u, WORK_MOMENTUM, w));
         muon_orthogonalize(m, w, b);

@@ -156,7 +156,7 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
 // orthogonalize_workspace_bytes. When planning does nothing; in a dry run only calls the products' matmuls.
 static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
-    if (timeline_plans(t))
+    if (timeline_is_planning(t))
         return;
     const struct orthogonalize_buffers b = orthogonalize_buffers_of(workspace, rows, cols, t->dev);
     const enum state_format format = sizeof(floatX) == sizeof(float) ? FORMAT_FP32 : FORMAT_BF16;

@@ -375,8 +375,8 @@ static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) 
 // buffers to `native`, in host memory; TRANSFER_TO_DEVICE from `native` to the buffers, wherever they are. `at` is a
 // multiple of STATE_BLOCK; n is rounded up to a multiple of it. Elements of other ranks' shards, and those whose group
 // lacks the state, take no bytes of `native`. No update is in flight. Returns when the copy is done.
-static void optimizer_move(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, char *native,
-                           enum transfer_direction direction) {
+static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
+                                 char *native, enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
     int64_t place, count, some;
@@ -401,14 +401,14 @@ static void optimizer_move(const struct optimizer *o, enum optimizer_state id, i
         }
     device_synchronize(dev);
 }
-// native (host memory) = elements [at, at + n) of a state, as stored, under optimizer_move's conditions.
+// native (host memory) = elements [at, at + n) of a state, as stored, under optimizer_copy_state's conditions.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
-    optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
+    optimizer_copy_state(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
 // Sets elements [at, at + n) of a state to `native`, as optimizer_download copies them. Returns when that is done.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
-    optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
+    optimizer_copy_state(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
 // Zeroes all states, with gaps, on the device enqueued; optimizer_set_parameters then sets those that don't start at 0.

@@ -22,7 +22,7 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
     return LINEAR_COUNT;
 }
 // Whether a tensor of the model's files is the weight of a module that may have an adapter; only then *module is valid.
-static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
+static bool is_adapter_module(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
     if (linear == LINEAR_COUNT)
@@ -70,7 +70,7 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
     text[0] = 0;
     for (int i = 0; i < s->names.count; i++) {
         const struct huggingface_tensor *t = &s->names.list[i];
-        if (!adapter_module_of(&module, t, s->shape) || t->ours->layer != 0)
+        if (!is_adapter_module(&module, t, s->shape) || t->ours->layer != 0)
             continue;
         const struct module_name name = module_name_of(t);
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
@@ -85,7 +85,7 @@ static void target_find(struct target_search *s, const char *target, size_t leng
     int count = 0, others = 0;
     for (int i = 0; i < s->names.count; i++) {
         const struct module_name name = module_name_of(&s->names.list[i]);
-        const bool linear = adapter_module_of(&module, &s->names.list[i], s->shape);
+        const bool linear = is_adapter_module(&module, &s->names.list[i], s->shape);
         if (length == 0 || (!all && !peft_name_matches(target, length, name.text)))
             continue;
         count += linear;
@@ -108,7 +108,7 @@ static unsigned targets_found(const struct target_search *s) {
     struct adapter_module module;
     struct module_name found = {""}, missing = {""};
     for (int i = 0; i < s->names.count; i++) {
-        if (!adapter_module_of(&module, &s->names.list[i], s->shape))
+        if (!is_adapter_module(&module, &s->names.list[i], s->shape))
             continue;
         if (s->matched[i])
             modules |= (unsigned)module.module;
@@ -116,7 +116,7 @@ static unsigned targets_found(const struct target_search *s) {
             absent |= (unsigned)module.module;
     }
     for (int i = 0; i < s->names.count && (modules & absent); i++)
-        if (adapter_module_of(&module, &s->names.list[i], s->shape) && (modules & absent & (unsigned)module.module))
+        if (is_adapter_module(&module, &s->names.list[i], s->shape) && (modules & absent & (unsigned)module.module))
             *(s->matched[i] ? &found : &missing) = module_name_of(&s->names.list[i]);
     if (modules & absent)
         fail("--lora-target-modules names %s and not %s; expected the same modules in every layer", found.text,
@@ -127,7 +127,7 @@ static unsigned targets_found(const struct target_search *s) {
 static void targets_check_rank(const struct target_search *s) {
     struct adapter_module module;
     for (int i = 0; i < s->names.count; i++) {
-        if (!s->matched[i] || !adapter_module_of(&module, &s->names.list[i], s->shape))
+        if (!s->matched[i] || !is_adapter_module(&module, &s->names.list[i], s->shape))
             continue;
         const int outputs = s->names.list[i].transposed ? s->names.list[i].cols : s->names.list[i].rows;
         const int most = module.inputs < outputs ? module.inputs : outputs;

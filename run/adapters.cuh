@@ -58,7 +58,7 @@ static struct huggingface_tensors adapters_tensors_of(const struct parameters *t
     if (!adapters.list)
         fail("out of memory for the table of parameters");
     for (int i = 0; i < weights.count; i++) {
-        if (!adapter_module_of(&module, &weights.list[i], &shape->layer))
+        if (!is_adapter_module(&module, &weights.list[i], &shape->layer))
             continue;
         const int part = adapter_part_of(shape, &module);
         if (part >= 0) {
@@ -118,7 +118,7 @@ static bool adapter_name_is_shared(const struct huggingface_tensors *weights, co
     struct adapter_module module;
     for (int i = 0; i < weights->count; i++) {
         const struct module_name name = module_name_of(&weights->list[i]);
-        if (adapter_module_of(&module, &weights->list[i], &shape->layer) && adapter_part_of(shape, &module) < 0 &&
+        if (is_adapter_module(&module, &weights->list[i], &shape->layer) && adapter_part_of(shape, &module) < 0 &&
             peft_name_matches(last, strlen(last), name.text))
             return true;
     }
@@ -134,7 +134,7 @@ static char *adapters_targets(const struct huggingface_tensors *weights, const s
     int count = 0;
     for (int i = 0; i < weights->count; i++) {
         const struct huggingface_tensor *t = &weights->list[i];
-        if (!adapter_module_of(&module, t, &shape->layer) || t->ours->layer != 0 || adapter_part_of(shape, &module) < 0)
+        if (!is_adapter_module(&module, t, &shape->layer) || t->ours->layer != 0 || adapter_part_of(shape, &module) < 0)
             continue;
         const struct module_name whole = module_name_of(t);
         const char *in_layer = name_in_layer(&whole, 0), *dot = strrchr(in_layer, '.'),

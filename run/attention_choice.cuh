@@ -193,8 +193,8 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose may call fused_check: the caller checks flash before. Ends the program as attention_choose.
-static bool attention_tries_fused(enum attention_backend wanted, struct attention_shape shape,
-                                  struct attention_demands demands, struct device *dev) {
+static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
+                                      struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
     char kernels[128] = "";
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);

@@ -41,7 +41,7 @@ struct attention_judge {
     struct dropout dropout;
     struct device *dev;
     int64_t rows, row, out_row; // tokens; elements of a token in qkv, in out
-    int64_t bias_chunks;
+    int64_t bias_num_runs;
     size_t qkv_bytes, out_bytes, saved_bytes, workspace_bytes, partial_bytes, table_bytes, rotary_bytes;
     floatX *host_qkv, *host_dout; // (rows, row), (rows, out_row)
     float *host_rotary;           // (T, D); NULL: none
@@ -55,7 +55,7 @@ struct attention_judge {
 };
 struct attention_results {
     floatX *out, *dqkv;
-    float *partial; // (bias_chunks, row); NULL: none
+    float *partial; // (bias_num_runs, row); NULL: none
     uint32_t amax, out_amax;
 };
 
@@ -147,8 +147,8 @@ static struct attention_judge judge_open(const struct attention_check *check, in
     judge_raise_sizes(&j.saved_bytes, &j.workspace_bytes, check->backend, j.shape, check->any_order, dev);
     if (check->simpler != ATTENTION_AUTO)
         judge_raise_sizes(&j.saved_bytes, &j.workspace_bytes, check->simpler, j.shape, check->any_order, dev);
-    j.bias_chunks = check->biases ? attention_bias_chunks(check->backend, j.shape) : 0;
-    j.partial_bytes = (size_t)(j.bias_chunks * j.row) * sizeof(float);
+    j.bias_num_runs = check->biases ? attention_bias_num_runs(check->backend, j.shape) : 0;
+    j.partial_bytes = (size_t)(j.bias_num_runs * j.row) * sizeof(float);
     j.host_qkv = judge_numbers(j.qkv_bytes, 1);
     j.host_dout = judge_numbers(j.out_bytes, 2);
     j.qkv = (floatX *)judge_upload(j.host_qkv, j.qkv_bytes, dev);
@@ -524,7 +524,7 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
             right += x;
             size_of_sum += fabs(x);
         }
-        for (int64_t chunk = 0; chunk < j->bias_chunks; chunk++)
+        for (int64_t chunk = 0; chunk < j->bias_num_runs; chunk++)
             sum += (double)results->partial[chunk * j->row + column];
         if (!(fabs(sum - right) <= ATTENTION_CHECK_SUM * size_of_sum))
             snprintf(reason, size, "the gradient of its biases is wrong: column %d sums to %.4g, not %.4g", (int)column,

@@ -4,7 +4,7 @@
 #include "run/report_file.h"         // report_file_open
 #include "run/run.cuh"               // struct run
 #include "run/score_documents.cuh"   // score_documents
-#include "run/scored_text.cuh"       // encode_whole, encode_alone
+#include "run/scored_text.cuh"       // encode_with_context, encode_without_context
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/files/hash.h"      // hash64
 #include "runtime/text/json_parse.h" // json_show
@@ -39,9 +39,9 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
         fail("%s: out of memory", where);
     int64_t total, before = 1;
     if (length > 0)
-        free(encode_whole(r, context, length, &before, where));
-    *ids = length > 0 ? encode_whole(r, whole, (size_t)bytes, &total, where)
-                      : encode_alone(r, whole, (size_t)bytes, &total, where);
+        free(encode_with_context(r, context, length, &before, where));
+    *ids = length > 0 ? encode_with_context(r, whole, (size_t)bytes, &total, where)
+                      : encode_without_context(r, whole, (size_t)bytes, &total, where);
     free(whole);
     if (before < 1 || total <= before)
         fail("%s: text %d has no token to score after its context; expected one at least", where, i);

@@ -132,7 +132,8 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     switch (group) {
     case PHASES_HEAD: return head_flops(m, true);
     case PHASES_FORWARD: return l < 0 ? 0 : forward;
-    case PHASES_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
+    case PHASES_RECOMPUTE:
+        return l < 0 ? 0 : activation_cost(policy_recomputed(&m->policy, l, s), &layer, flops_per_byte);
     case PHASES_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;
     case PHASES_UPDATE:
     case PHASES_AVERAGES:

@@ -113,7 +113,7 @@ static const char *model_read(struct model_loader *loader, const struct safetens
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16, F16 or F64", file_name,
                             json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
     return loader->m->config.checkpoints.check_weights
-               ? model_check_finite(loader->values, n, first, json_show(tensor->name).text, file_name, error)
+               ? tensor_check_finite(loader->values, n, first, json_show(tensor->name).text, file_name, error)
                : NULL;
 }
 
@@ -254,9 +254,8 @@ struct conversions {
 
 // Sets what this rank holds of a trained tensor to a file's fp32 values of STATE_MASTER or STATE_AVERAGES: parameters
 // rounded, master weights and moving averages exactly, where the run has them. Returns NULL, or what is wrong.
-static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
-                                      const char *file_name, enum optimizer_state id, const struct tensor *t,
-                                      struct error_text *error) {
+static const char *model_load_exact(struct model_loader *loader, const struct safetensors *file, const char *file_name,
+                                    enum optimizer_state id, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
     char name[STATE_NAME];
     const struct safetensors_tensor wanted = state_tensor_entry(name, id, t, FORMAT_FP32, false, 0), *tensor;
@@ -349,7 +348,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether model_load_moments loads state `id`, if the run has it: not masters, nor averages that the file lacks.
+// Whether model_load_states loads state `id`, if the run has it: not masters, nor averages that the file lacks.
 static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -363,8 +362,8 @@ static bool state_comes_from_file(const struct gpt *m, const struct safetensors 
 }
 // Loads what this rank holds of all states that state_comes_from_file names, and notes in *conversions, zeroed before,
 // which were converted. Returns NULL, or what is wrong.
-static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
-                                      struct conversions *conversions, struct error_text *error) {
+static const char *model_load_states(struct gpt *m, const struct safetensors *file, const char *file_name,
+                                     struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
     struct state_room room = {(unsigned char *)malloc(bytes), (unsigned char *)host_allocate(bytes, m->dev),
                               (unsigned char *)host_allocate(bytes, m->dev), (float *)malloc(bytes / STATE_BLOCK)};
@@ -400,7 +399,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
         return NULL;
     const char *problem = model_loader_create(&loader, m, error);
     for (int i = 0; i < m->table.num_tensors && !problem; i++)
-        problem = model_load_masters(&loader, file, file_name, STATE_MASTER, &m->table.tensors[i], error);
+        problem = model_load_exact(&loader, file, file_name, STATE_MASTER, &m->table.tensors[i], error);
     model_loader_free(&loader);
     return problem;
 }
@@ -440,7 +439,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     RETURN_PROBLEM(safetensors_open(&file, path, error));
     const char *problem = model_load_all_masters(m, &file, path, model_is_exact, &masters, error);
     if (!problem)
-        problem = model_load_moments(m, &file, path, &conversions, error);
+        problem = model_load_states(m, &file, path, &conversions, error);
     if (!problem)
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
     if (!problem)
@@ -473,7 +472,7 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
     }
     const char *problem = model_loader_create(&loader, m, error);
     for (int i = 0; i < m->table.num_tensors && !problem; i++)
-        problem = model_load_masters(&loader, &file, path, STATE_AVERAGES, &m->table.tensors[i], error);
+        problem = model_load_exact(&loader, &file, path, STATE_AVERAGES, &m->table.tensors[i], error);
     model_loader_free(&loader);
     safetensors_close(&file);
     return problem;
@@ -506,7 +505,7 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
         RETURN_PROBLEM(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
         safetensors_to_floats(loader->values, loader->raw, bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F32, (uint64_t)n);
         if (loader->m->config.checkpoints.check_weights)
-            RETURN_PROBLEM(model_check_finite(loader->values, n, first, t->name, path, error));
+            RETURN_PROBLEM(tensor_check_finite(loader->values, n, first, t->name, path, error));
         model_store(loader->m, t, first, loader->values, n, loader->rounded);
     }
     *at += (uint64_t)stored_rows * (uint64_t)t->cols * width;

@@ -10,7 +10,7 @@
 #include "run/model_folder.h"        // struct model_folder
 #include "run/start.h"               // start_read_model
 #include "runtime/files/file_read.h" // read_whole
-#include "runtime/files/links.h"     // link_stays_in_folder
+#include "runtime/files/links.h"     // file_stays_in_folder
 #include "runtime/machine/say.h"     // say
 #include "runtime/text/json_parse.h" // json_show
 #include <dirent.h>                  // opendir
@@ -101,7 +101,7 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
     for (uint64_t i = 0; i < n && !problem; i++)
         (*out)[transposed ? i % cols * rows + i / cols : i] = values[i];
     if (!problem && m->config->checkpoints.check_weights)
-        problem = model_check_finite(values, (int64_t)n, 0, json_show(tensor->name).text, m->adapters.names[0], error);
+        problem = tensor_check_finite(values, (int64_t)n, 0, json_show(tensor->name).text, m->adapters.names[0], error);
     free(raw);
     free(values);
     return problem;
@@ -207,7 +207,7 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
         return error_format(error, "%.500s: the name is too long", m->config->checkpoints.init_from);
     if (access(path, F_OK) != 0)
         return NULL;
-    if (!link_stays_in_folder(path))
+    if (!file_stays_in_folder(path))
         return error_format(error, "%s: is a link to a file elsewhere; put the file itself there, or remove the link",
                             path);
     RETURN_PROBLEM(read_whole(&data, &bytes, MAX_BYTES, path, "a file of the model", error));
@@ -254,8 +254,8 @@ static inline const char *merge_write_sum(struct merge *m, const struct safetens
         if (known)
             merge_add(m->values, pair, row, n, cols, (uint64_t)m->config->finetuning.lora_rank, scale);
         if (known && m->config->checkpoints.check_weights)
-            RETURN_PROBLEM(model_check_finite(m->values, (int64_t)(n * cols), (int64_t)(row * cols),
-                                              json_show(t->name).text, file_name, error));
+            RETURN_PROBLEM(tensor_check_finite(m->values, (int64_t)(n * cols), (int64_t)(row * cols),
+                                               json_show(t->name).text, file_name, error));
         if (!known || !merge_round(m->raw, m->values, t->dtype, n * cols))
             return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16 or F16", file_name,
                                 json_show(t->name).text, safetensors_dtype_name(t->dtype));

@@ -70,8 +70,8 @@ static inline const char *model_folder_open(struct model_folder *folder, const c
 }
 
 // Refuses values (n) of a file's tensor, from element `first` on, that are not finite. Returns NULL, or what is wrong.
-static inline const char *model_check_finite(const float *values, int64_t n, int64_t first, const char *tensor,
-                                             const char *file, struct error_text *error) {
+static inline const char *tensor_check_finite(const float *values, int64_t n, int64_t first, const char *tensor,
+                                              const char *file, struct error_text *error) {
     float all = 0;
 #pragma omp simd reduction(+ : all)
     for (int64_t i = 0; i < n; i++)

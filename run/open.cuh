@@ -156,8 +156,8 @@ static struct attention_choice choose_attention(struct run *r) {
     bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {
         // fused is compared with flash, and leaves calls with windows to it
-        if (!flash_is_right &&
-            parallel_largest(r->parallel, attention_tries_fused(wanted, shape, demands, &r->dev), "attention by cuDNN"))
+        if (!flash_is_right && parallel_largest(r->parallel, attention_may_check_fused(wanted, shape, demands, &r->dev),
+                                                "attention by cuDNN"))
             flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
         const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
         const int without = rank_without_fused(r, &choice);

@@ -2,7 +2,7 @@
 #pragma once
 #include "run/run.cuh"               // struct run
 #include "run/score_documents.cuh"   // score_documents
-#include "run/scored_text.cuh"       // encode_whole
+#include "run/scored_text.cuh"       // encode_with_context
 #include "runtime/files/file_read.h" // read_whole
 #include "runtime/machine/say.h"     // say
 
@@ -49,7 +49,7 @@ static bool score_text(struct run *r, const char *path) {
     const char *problem = read_whole(&data, &bytes, MAX_BYTES, path, "a text", &error);
     if (problem)
         fail("--perplexity: %s", problem);
-    text.ids = encode_whole(r, (const char *)data, bytes, &text.tokens, where);
+    text.ids = encode_with_context(r, (const char *)data, bytes, &text.tokens, where);
     free(data);
     if (text.tokens < 2)
         fail("%s: has %lld tokens; expected at least 2", where, (long long)text.tokens);

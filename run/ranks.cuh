@@ -100,7 +100,7 @@ static void connect_ranks(struct run *r) {
 }
 
 // Returns a hash of a file's first, middle and last 64 KiB. Ends the program where they can't be read.
-static uint64_t sample_hash(const char *path) {
+static uint64_t hash_of_ends(const char *path) {
     enum { BYTES = 1 << 16 };
     unsigned char *data = (unsigned char *)calloc(3, BYTES);
     struct error_text error;
@@ -120,7 +120,7 @@ static uint64_t sample_hash(const char *path) {
     return hash;
 }
 
-// Ends the job where ranks' training or validation shards differ in name, length or sample_hash. Every rank calls this.
+// Ends the job where ranks' training or validation shards differ in name, length or hash_of_ends. Every rank calls.
 static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
@@ -134,7 +134,7 @@ static void check_same_data(struct run *r) {
         for (int i = 0; loader && i < dataloader_num_files(loader); i++)
             fprintf(out, "%s, %llu tokens, sample %016llx\n", dataloader_name(loader, i),
                     (unsigned long long)loader->files[i].tokens,
-                    (unsigned long long)sample_hash(dataloader_path(loader, i)));
+                    (unsigned long long)hash_of_ends(dataloader_path(loader, i)));
     }
     fclose(out);
     parallel_check_same(r->parallel, text, "data files");

@@ -8,7 +8,7 @@
 #include "run/run.cuh"             // struct run
 #include "run/same_data.h"         // data_refusal, resume_same_data
 #include "formats/trainer_state.h" // trainer_state.json
-#include "runtime/files/links.h"   // link_stays_in_folder
+#include "runtime/files/links.h"   // file_stays_in_folder
 #include "runtime/machine/say.h"   // say_warning
 #include "run/text_files.cuh"      // find_text_file
 
@@ -216,7 +216,7 @@ static int first_rank_without(const struct run *r, bool done, const char *what, 
     return rank;
 }
 // Ends the job where a rank that writes checkpoints does not see rank 0's signed lock in --out. Every rank calls this.
-static void check_shared_folder(struct run *r) {
+static void check_ranks_share_out(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
     if (r->saver.job.ranks <= 1)
@@ -270,13 +270,13 @@ static void open_saver(struct run *r) {
     saver_set_base(&r->saver, r->base_folder);
     if (r->config->rank == 0)
         check_checkpoints_folder(r);
-    check_shared_folder(r);
+    check_ranks_share_out(r);
     if (r->config->rank == 0)
         checkpoint_prune(r->saver.job.root, 0, 0, &unused); // no folder, no leftovers
     for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
         if (find_text_file(r, carried_files[i], path, sizeof path)) {
             // A model's folder may be a stranger's; the data's is the user's own.
-            if (path_is_below(path, r->config->checkpoints.init_from) && !link_stays_in_folder(path))
+            if (path_is_below(path, r->config->checkpoints.init_from) && !file_stays_in_folder(path))
                 fail(
                     "%s: is a link to a file elsewhere, which each checkpoint would have a copy of; put the file itself "
                     "there, or remove the link",

@@ -84,11 +84,11 @@ static const char *save_part(struct save_job *job) {
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
 // Begins and writes all of a checkpoint that only rank 0 writes; the caller commits it. Returns an error, or NULL.
-static const char *save_alone(struct save_job *job) {
+static const char *save_by_one(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)
         problem = save_small_files(job);
-    return problem ? problem : save_tensors_pass(&job->tensors, SAVE_ALONE);
+    return problem ? problem : save_tensors_pass(&job->tensors, SAVE_BY_ONE);
 }
 // Writes, on rank 0, the small files and its part, and waits for the other parts. Returns what went wrong, or NULL.
 static const char *save_with_others(struct save_job *job) {
@@ -107,7 +107,7 @@ static const char *save_run(void *argument, struct error_text *error) {
         const char *problem = save_part(job);
         return problem ? error_format(error, "%s", problem) : NULL;
     }
-    const char *problem = job->ranks > 1 ? save_with_others(job) : save_alone(job);
+    const char *problem = job->ranks > 1 ? save_with_others(job) : save_by_one(job);
     problem = problem ? problem : checkpoint_commit(writer);
     if (problem && !writer->failed)
         checkpoint_abandon(writer);

@@ -15,7 +15,7 @@
 static const int64_t SAVE_CHUNK = 1 << 18; // elements, a multiple of STATE_BLOCK
 
 enum save_pass {
-    SAVE_ALONE,   // writes the files whole
+    SAVE_BY_ONE,  // writes the files whole
     SAVE_LAY_OUT, // writes the headers, and gives the files their lengths
     SAVE_PART,    // writes what this rank owns
 };
@@ -82,10 +82,10 @@ static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t 
         out[i] = low ? parameter_joined(rounded[i], low[i]) : to_float(rounded[i]);
 }
 
-// Writes `count` bytes at `offset` of the file, in SAVE_ALONE its next ones. Returns NULL, or an error.
+// Writes `count` bytes at `offset` of the file, in SAVE_BY_ONE its next ones. Returns NULL, or an error.
 static const char *save_bytes(struct save_tensors *s, uint64_t offset, const void *bytes, uint64_t count) {
-    return s->pass == SAVE_ALONE ? checkpoint_file_write(&s->writer, bytes, count)
-                                 : checkpoint_part_write(&s->part, offset, bytes, count);
+    return s->pass == SAVE_BY_ONE ? checkpoint_file_write(&s->writer, bytes, count)
+                                  : checkpoint_part_write(&s->part, offset, bytes, count);
 }
 // Writes values (n) as a tensor's elements from `first` on, F32 or rounded to BF16. Returns NULL, or what went wrong.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
@@ -169,7 +169,7 @@ static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) 
 static const char *save_moved(struct save_tensors *s, const struct safetensors_tensor *entry,
                               const struct huggingface_tensor *t) {
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
-    const bool all = s->pass == SAVE_ALONE || !t->ours;
+    const bool all = s->pass == SAVE_BY_ONE || !t->ours;
     const char *problem = NULL;
     if (t->ours ? !save_fetch_moved(s, t->ours) : !s->first)
         return NULL;
@@ -205,7 +205,7 @@ static const char *save_file(struct save_tensors *s, const char *name, const str
         return problem;
     s->data_begin = layout.header_bytes;
     switch (s->pass) {
-    case SAVE_ALONE:
+    case SAVE_BY_ONE:
         problem = checkpoint_file_begin(&s->writer, name);
         if (!problem)
             problem = checkpoint_file_write(&s->writer, layout.header, layout.header_bytes);

@@ -46,7 +46,8 @@ static int32_t prefix_token(const struct run *r, const char *where) {
     return prefix;
 }
 // Encodes a text with its context, by encode_scored: `special`, unless the text begins with the prefix token's text.
-static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
+static int32_t *encode_with_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
+                                    const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;
     const unsigned char *prefix =
@@ -55,7 +56,8 @@ static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes
     return encode_scored(r, text, bytes, !has, count, where);
 }
 // Encodes a text without context, as encode_scored: after the prefix token, unless the text begins with that token.
-static int32_t *encode_alone(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
+static int32_t *encode_without_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
+                                       const char *where) {
     const int32_t prefix = prefix_token(r, where);
     int32_t *ids = encode_scored(r, text, bytes, false, count, where);
     if (*count > 0 && ids[0] == prefix)

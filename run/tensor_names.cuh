@@ -93,7 +93,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     return t;
 }
 // Marks GPT-2's tensor of q, k and v to hold a copy of a KV head for each query head, where the model has fewer.
-static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
+static void huggingface_mark_repeated_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
     t->repeat = s->H / s->G;
@@ -110,11 +110,11 @@ static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enu
     t->cols = out;
     t->transposed = true;
     if (weight == PARAM_QKV_W)
-        huggingface_repeat_heads(t, &b->shape->layer);
+        huggingface_mark_repeated_heads(t, &b->shape->layer);
     snprintf(text, sizeof text, "%s.bias", name);
     t = huggingface_add(b, layer, bias, 0, out, "transformer.h.", text);
     if (bias == PARAM_QKV_B)
-        huggingface_repeat_heads(t, &b->shape->layer);
+        huggingface_mark_repeated_heads(t, &b->shape->layer);
 }
 static void huggingface_add_untied_head(struct huggingface_builder *b, const char *name) {
     if (!b->shape->tied)
@@ -140,7 +140,8 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     huggingface_add_untied_head(b, "lm_head.weight");
 }
 // Marks the heads of the first `rows` rows of the parameter as permuted, if RoPE rotates only a part of each head.
-static void huggingface_turn_heads(struct huggingface_tensor *t, const struct huggingface_builder *b, int rows) {
+static void huggingface_mark_permuted_heads(struct huggingface_tensor *t, const struct huggingface_builder *b,
+                                            int rows) {
     t->head_dim = b->shape->layer.D;
     t->rotary_dims = b->rotary_dims;
     t->turned_rows = b->rotary_dims < t->head_dim ? rows : 0;
@@ -151,7 +152,7 @@ static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum 
         return;
     struct huggingface_tensor *t = huggingface_add(b, layer, id, 0, ours->visible_rows, b->layers, name);
     if (id == PARAM_QNORM_W || id == PARAM_KNORM_W)
-        huggingface_turn_heads(t, b, ours->visible_rows);
+        huggingface_mark_permuted_heads(t, b, ours->visible_rows);
 }
 // Adds a linear layer's weight (out, in) and, where the model has one, bias (out): rows [first, first + out) of ours.
 static void huggingface_add_linear(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
@@ -165,7 +166,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
         snprintf(text, sizeof text, "%s.%s", name, endings[i]);
         struct huggingface_tensor *t = huggingface_add(b, layer, ids[i], first, out, b->layers, text);
         if (weight == PARAM_QKV_W)
-            huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
+            huggingface_mark_permuted_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
 // Adds the norms that layer l has. post_attention_layernorm is the norm before the MLP, unless one follows attention.

@@ -278,7 +278,7 @@ static void check_bias(const char *name, pointwise_backward *pointwise, gated_ba
     static const int sizes[][2] = {{1, 1}, {3, 17}, {64, 264}, {65, 512}, {200, 40}, {129, 600}};
     for (int k = 0; k < 6 * 2; k++) {
         const int N = sizes[k / 2][0], F = sizes[k / 2][1], width = gated ? 2 * F : F;
-        const int64_t n = (int64_t)N * width, chunks = activation_bias_chunks(N);
+        const int64_t n = (int64_t)N * width, chunks = activation_bias_num_runs(N);
         const size_t partial_bytes = (size_t)(chunks * width) * sizeof(float);
         uint64_t random = (uint64_t)k;
         double *in_exact, *dout_exact;

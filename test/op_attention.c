@@ -269,7 +269,7 @@ static void check_bias(const float *partial, const floatX *dqkv, struct attentio
     const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     const int queries = s.head_dim == 64 ? 128 : 64, keys = s.head_dim == 256 ? 64 : 128;
     const int tiles = (s.T + queries - 1) / queries;
-    for (int64_t chunk = 0; chunk < attention_bias_chunks(ATTENTION_FLASH_SM90, s); chunk++)
+    for (int64_t chunk = 0; chunk < attention_bias_num_runs(ATTENTION_FLASH_SM90, s); chunk++)
         for (int64_t c = 0; c < W; c++) {
             const int first = (int)(chunk % tiles) * queries,
                       run = c < (int64_t)s.num_heads * s.head_dim ? queries : keys;
@@ -299,7 +299,7 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
     amax[0] = amax[1] = amax_before;
     options.amax = amax_taken ? amax + 1 : NULL;
     const int64_t qkv_width = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
-    const size_t bias_bytes = (size_t)(attention_bias_chunks(backend, s) * qkv_width) * sizeof(float);
+    const size_t bias_bytes = (size_t)(attention_bias_num_runs(backend, s) * qkv_width) * sizeof(float);
     float *partial = (float *)guarded(bias_bytes);
     memset(partial, 0xff, bias_bytes); // NaN
     options.bias_partial = amax_taken && bias_bytes > 0 ? partial : NULL;

@@ -645,7 +645,7 @@ static void scales_are_settled(void **state) {
     memset(scales, 0, 3 * sizeof *scales);
     scales[0].delayed = 5;
     memcpy(&scales[1].amax, &seven, sizeof seven);
-    fp8_attention_settle(all, 3, FP8_E5M2, &dev);
+    fp8_set_scales(all, 3, FP8_E5M2, &dev);
     assert_true(scales[0].scale == 5 && scales[1].scale == 57344.0f / 7 && scales[2].scale == 1);
     for (int i = 0; i < 3; i++)
         assert_true(scales[i].inverse == 1 / scales[i].scale);

@@ -24,7 +24,7 @@ static void every_module_drops_an_activation(void **state) {
             fail_msg("no row of activations names the module %s", module_names[i]);
         // What is dropped is recomputed, and so none of it stays from forward to backward.
         struct recompute_policy policy = policy_selective(1, module, &shape);
-        assert_true((policy.kept[0] & dropped) == 0 && (policy_missing(&policy, 0, &shape) & dropped) == dropped);
+        assert_true((policy.kept[0] & dropped) == 0 && (policy_recomputed(&policy, 0, &shape) & dropped) == dropped);
         policy_free(&policy);
         all |= module;
     }

@@ -173,7 +173,7 @@ static void assert_column_sums(const float *partial, int64_t chunks, const float
 static void check_backward_forms(struct problem p, const float *mean, const float *rstd, struct norm_options options,
                                  void *workspace) {
     const int N = p.N, C = p.C;
-    const int64_t n = (int64_t)N * C, chunks = norm_backward_chunks(N, C, &device);
+    const int64_t n = (int64_t)N * C, chunks = norm_backward_num_runs(N, C, &device);
     const size_t bytes = (size_t)n * sizeof(floatX), row_bytes = (size_t)C * sizeof(float);
     floatX *zero = (floatX *)test_alloc(bytes), *dx = (floatX *)test_alloc(bytes),
            *in_place = (floatX *)test_alloc(bytes);
@@ -328,7 +328,7 @@ static void same_bits_for_any_threads(void **state) {
               *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
         float *dweight[2], *dbias[2], *partial[2];
         floatX *dx[2];
-        const int64_t chunks = norm_backward_chunks(N, C, &device);
+        const int64_t chunks = norm_backward_num_runs(N, C, &device);
         void *workspace = test_alloc(norm_backward_workspace_bytes(N, C, &device));
         norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options_of(0), &device);
         const int threads = omp_get_max_threads();
@@ -370,7 +370,7 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
     float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
           *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
     float *gradients = (float *)test_alloc(2 * row_bytes);
-    float *partial = partial_new(norm_backward_chunks(N, C, &device), C);
+    float *partial = partial_new(norm_backward_num_runs(N, C, &device), C);
     void *workspace = test_alloc(norm_backward_workspace_bytes(N, C, &device));
     memset(gradients, 0, 2 * row_bytes);
     amax_case_set(p.bias, C, amax_case);
@@ -395,7 +395,7 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
                       rstd, N, C, true, with_amax, workspace, &device);
         if (i > 0) {
             if (amax_case == AMAX_FINITE)
-                assert_column_sums(partial, norm_backward_chunks(N, C, &device), dx[1], N, C);
+                assert_column_sums(partial, norm_backward_num_runs(N, C, &device), dx[1], N, C);
             assert_memory_equal(dx[0], dx[1], bytes);
             assert_int_equal(*with_amax.amax, amax_expected(before, dx[1], (int64_t)N * C));
             *with_amax.amax = before;
@@ -472,15 +472,15 @@ static void misaligned(void **state) {
         memset(gradients[shift], 0, sizeof(float) * 2 * C);
         residual_norm_forward(a[0], a[1], statistics[shift], statistics[shift] + N, a[3], a[4], a[5], a[6], N, C,
                               options_of(0), SCALE, dropout, &device);
-        float *partial = partial_new(norm_backward_chunks(N, C, &device), C);
+        float *partial = partial_new(norm_backward_num_runs(N, C, &device), C);
         norm_backward(a[2], partial, gradients[shift], gradients[shift] + C, a[2], a[4], a[0], a[5], statistics[shift],
                       statistics[shift] + N, N, C, true, options_of(0), workspace, &device);
-        assert_column_sums(partial, norm_backward_chunks(N, C, &device), a[2], N, C);
+        assert_column_sums(partial, norm_backward_num_runs(N, C, &device), a[2], N, C);
         free(partial);
         residual_forward(a[3], a[3], a[4], N, C, SCALE, dropout, &device);
-        partial = partial_new(residual_backward_chunks(N, C, &device), C);
+        partial = partial_new(residual_backward_num_runs(N, C, &device), C);
         residual_backward(a[4], partial, a[4], N, C, SCALE, dropout, &device);
-        assert_column_sums(partial, residual_backward_chunks(N, C, &device), a[4], N, C);
+        assert_column_sums(partial, residual_backward_num_runs(N, C, &device), a[4], N, C);
         free(partial);
     }
     assert_memory_equal(arrays[0][0], arrays[1][0], sizeof(floatX) * N * C);
@@ -538,7 +538,7 @@ static void residual(void **state) {
             residual_backward(copy, NULL, copy, N, C, scale, dropout, &device);
             assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
             // With sums of columns, elsewhere and in place.
-            const int64_t chunks = residual_backward_chunks(N, C, &device);
+            const int64_t chunks = residual_backward_num_runs(N, C, &device);
             float *partial = partial_new(chunks, C);
             memset(copy, 0xff, sizeof(floatX) * (size_t)(N * C));
             residual_backward(copy, partial, delta, N, C, scale, dropout, &device);

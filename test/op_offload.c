@@ -105,9 +105,9 @@ static void set_order(struct gpt *m, int order) {
     setenv("EMU_STREAMS", early[order], 1);
 #endif
     if (order & 1)
-        transfers_copy_late(&m->timeline.transfers, TRANSFER_TO_HOST);
+        transfers_postpone_copies(&m->timeline.transfers, TRANSFER_TO_HOST);
     if (order & 2)
-        transfers_copy_late(&m->timeline.transfers, TRANSFER_TO_DEVICE);
+        transfers_postpone_copies(&m->timeline.transfers, TRANSFER_TO_DEVICE);
 }
 // Checks two steps and an evaluation with `layers` layers offloaded. watch: is called as each phase begins; NULL:
 // nothing is, so that micro-steps may be recorded.

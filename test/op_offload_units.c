@@ -56,7 +56,7 @@ static void offload_changes_no_bit(const struct result *plain, const char *shape
                                    void (*watch)(struct gpt *)) {
     struct setup s = setup_of(shape, options);
     if (late < TRANSFER_DIRECTIONS) // the emulator has orders of its own
-        transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)late);
+        transfers_postpone_copies(&s.model->timeline.transfers, (enum transfer_direction)late);
     watch_phases(s.model, watch);
     struct result r = result_of(&s);
     assert_same_bits(&plain->outcome, &r.outcome, options);

@@ -100,7 +100,7 @@ static void same_bits(const char *shape) {
             struct setup s = setup_of(shape, options);
             assert_true(s.model->optimizer.piece > 0 && s.model->optimizer.cut < s.model->optimizer.elements);
             for (int direction = 0; direction < k % 4; direction++) // none, one or both directions are copied late
-                transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)(direction % 2));
+                transfers_postpone_copies(&s.model->timeline.transfers, (enum transfer_direction)(direction % 2));
             struct states streamed = states_of(&s);
             assert_same_states(&expected, &streamed, options);
             states_free(&streamed);

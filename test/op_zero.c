@@ -327,8 +327,8 @@ static struct outcome run_model(struct parallel *parallel, const char *shape, co
     setup_open(s, parallel, shape, options, stage, micro_steps);
     watch_phases(s->model, disturbance == UNDISTURBED ? NULL : parallel ? poison_and_delay : poison_alone);
     if (disturbance >= LATE_TO_HOST)
-        transfers_copy_late(&s->model->timeline.transfers,
-                            disturbance == LATE_TO_HOST ? TRANSFER_TO_HOST : TRANSFER_TO_DEVICE);
+        transfers_postpone_copies(&s->model->timeline.transfers,
+                                  disturbance == LATE_TO_HOST ? TRANSFER_TO_HOST : TRANSFER_TO_DEVICE);
     const struct outcome o = outcome_of(s);
     watch_phases(s->model, NULL);
     setup_close(s, parallel);

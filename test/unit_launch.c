@@ -37,15 +37,15 @@ struct launch_case {
 static const struct launch_case cases[] = {
     // A process by itself: started by nobody, by a launcher of one, in a batch script, in a shell that asked for
     // nothing.
-    {"", "", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
+    {"", "", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
     {"",
      "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0",
-     {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"", "PMI_RANK=0 PMI_SIZE=1", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"", "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_JOB_ID=7 SLURM_NODELIST=a[1-2]", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"", "WORLD_SIZE=1 RANK=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"node1:29500", "WORLD_SIZE=1 RANK=0 LOCAL_RANK=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
+     {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
+    {"", "PMI_RANK=0 PMI_SIZE=1", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
+    {"", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
+    {"", "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_JOB_ID=7 SLURM_NODELIST=a[1-2]", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
+    {"", "WORLD_SIZE=1 RANK=0", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
+    {"node1:29500", "WORLD_SIZE=1 RANK=0 LOCAL_RANK=0", {LAUNCH_SINGLE, 0, 1, 0, 1, "", 0}},
     // mpirun. A script's WORLD_SIZE for other programs does not matter, nor does Slurm around it.
     {"", OMPI, {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},
     {"", OMPI "WORLD_SIZE=8", {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},

@@ -19,9 +19,9 @@ static void open_transfers(struct transfers *t, int order) {
     setenv("EMU_STREAMS", streams[order], 1);
     transfers_open(t, 0, &device);
     if (order & LATE_TO_HOST)
-        transfers_copy_late(t, TRANSFER_TO_HOST);
+        transfers_postpone_copies(t, TRANSFER_TO_HOST);
     if (order & LATE_TO_DEVICE)
-        transfers_copy_late(t, TRANSFER_TO_DEVICE);
+        transfers_postpone_copies(t, TRANSFER_TO_DEVICE);
 }
 static void close_transfers(struct transfers *t) {
     transfers_close(t, &device);

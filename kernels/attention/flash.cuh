@@ -54,7 +54,7 @@ void sm90_forward(floatX *out,       // (B, T, H * D)
                   void *workspace, // used where shape.first_key is given
                   struct device *dev);
 // The number of runs of rows over which backward sums dqkv's columns, the rows of options.bias_partial.
-int64_t sm90_bias_chunks(struct attention_shape shape);
+int64_t sm90_bias_num_runs(struct attention_shape shape);
 size_t sm90_backward_workspace_bytes(struct attention_shape shape);
 // Computes the gradient of sm90_forward, whose shape, qkv, out and lse these are, and undoes RoPE on dQ and dK where
 // options.rotary is given. Writes all of dqkv. With shape.full, a first_key or positions that are set end the program.

@@ -91,6 +91,6 @@ struct attention_backward_options {
     bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
     struct token_positions positions; // the tokens', at which rotary is read
     uint32_t *amax;                   // kernels/amax.cuh's, of dqkv after RoPE is undone; NULL: not taken
-    // (attention_bias_chunks, (H + 2 Hkv) D): the sums of dqkv's columns as stored, over runs of rows; NULL: not made
+    // (attention_bias_num_runs, (H + 2 Hkv) D): the sums of dqkv's columns as stored, over runs of rows; NULL: not made
     float *bias_partial;
 };

@@ -5,7 +5,7 @@
 const char *sm90_describe(void) { return GPU_SM90_NAME; }
 size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return gpu_sm90_forward_bytes(shape); }
 size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return gpu_sm90_backward_bytes(shape); }
-int64_t sm90_bias_chunks(struct attention_shape shape) { return gpu_sm90_bias_chunks(shape); }
+int64_t sm90_bias_num_runs(struct attention_shape shape) { return gpu_sm90_bias_num_runs(shape); }
 
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90.cuh" // sm90_properties

@@ -115,7 +115,7 @@ DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int fi
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
 }
-// Turns products of queries and keys into scores / unfused_unit(): by tanh if UNFUSED_CAPPED, else leaves them.
+// Turns products of queries and keys into scores / unfused_factor(): by tanh if UNFUSED_CAPPED, else leaves them.
 template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct unfused &u, struct tile *s) {
     if (SCORES == UNFUSED_CAPPED)
         for (int i = 0; i < 4; i++)
@@ -123,7 +123,7 @@ template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct u
                 s->x[i][j] = vector_tanhf(u.shape.scale / u.shape.softcap * s->x[i][j]);
 }
 // Returns what unfused_cap's result is multiplied by to be scores: the softcap if UNFUSED_CAPPED, else the scale.
-template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_unit(const struct unfused &u) {
+template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_factor(const struct unfused &u) {
     return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }
 // Returns a grid of a block per head, 64 rows of T and 64 columns. Heads come first: other dimensions end at 65535.
@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL 
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     const struct unfused_matrix q = unfused_rows(u, qkv, u.qkv_stride, b, h);
     const struct unfused_matrix k = unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group);
-    const float unit_log2 = unfused_unit<SCORES>(u) * LOG2E;
+    const float unit_log2 = unfused_factor<SCORES>(u) * LOG2E;
     const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_tile_key(u, b, first);
     floatX *rows = probabilities + head * u.T * u.T;
     int first_key[4];

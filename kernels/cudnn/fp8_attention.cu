@@ -155,7 +155,7 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
         fp8_merge_amax(a.out, &c.cells->amax_out, false, dev);
     }
     if (a.outputs_in_fp8) {
-        fp8_attention_settle(&a.out, 1, FP8_E4M3, dev);
+        fp8_set_scales(&a.out, 1, FP8_E4M3, dev);
         tensors[FUSED_SCALE_OUT] = &a.out->scale;
     }
     fp8_run(&c, dev);
@@ -196,14 +196,14 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
         fp8_run(&c, dev);
         fp8_merge_amax(ds, &c.cells->amaxes[FP8_ATTENTION_DS], false, dev);
     }
-    fp8_attention_settle(&ds, 1, a.gradients, dev);
+    fp8_set_scales(&ds, 1, a.gradients, dev);
     if (a.calibrates && a.outputs_in_fp8) {
         fp8_run(&c, dev);
         for (int i = 0; i < 3; i++)
             fp8_merge_amax(a.scales[FP8_ATTENTION_DQ + i], &c.cells->amaxes[FP8_ATTENTION_DQ + i], false, dev);
     }
     if (a.outputs_in_fp8)
-        fp8_attention_settle(&a.scales[FP8_ATTENTION_DQ], 3, a.gradients, dev);
+        fp8_set_scales(&a.scales[FP8_ATTENTION_DQ], 3, a.gradients, dev);
     for (int i = 0; i < 3 && a.outputs_in_fp8; i++)
         tensors[scales[i]] = &a.scales[FP8_ATTENTION_DQ + i]->scale;
     fp8_run(&c, dev);

@@ -10,9 +10,9 @@
 #include "kernels/cudnn/attention_graphs.cuh" // struct fused_key, fused_view_as, fused_softmax
 
 // Returns the type of the codes of q, k, v, P and out.
-static enum cudnn_data_type fused_fp8_forward_type(const struct fused_key *k) { return CUDNN_DATA_FP8_E4M3; }
+static enum cudnn_data_type fused_fp8_input_type(const struct fused_key *k) { return CUDNN_DATA_FP8_E4M3; }
 // Returns the type of the codes of dout, dS, dQ, dK and dV.
-static enum cudnn_data_type fused_fp8_backward_type(const struct fused_key *k) {
+static enum cudnn_data_type fused_fp8_gradient_type(const struct fused_key *k) {
     return k->types == FUSED_HYBRID ? CUDNN_DATA_FP8_E5M2 : CUDNN_DATA_FP8_E4M3;
 }
 
@@ -33,7 +33,7 @@ struct fused_fp8_inputs {
 };
 // Creates every tensor of the inputs, lse in any case: lse is an input of backward, and an output of forward.
 static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, const struct fused_key *k) {
-    const enum cudnn_data_type type = fused_fp8_forward_type(k);
+    const enum cudnn_data_type type = fused_fp8_input_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;
     struct fused_fp8_inputs x;
     x.q = fused_view_as(b, k, type, FUSED_Q, k->heads, row, false).tensor;
@@ -82,7 +82,7 @@ static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, 
 
 // Builds forward, which writes out, the amax of out, lse and the amax of P: 22 operations of causal attention.
 static void fused_fp8_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
-    const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k);
+    const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_input_type(k);
     const int64_t out_row = k->heads * k->head_dim;
     const struct fused_fp8_inputs x = fused_fp8_inputs_of(b, k);
     const struct fused_fp8_output out = {FUSED_OUT, FUSED_SCALE_OUT, FUSED_AMAX_OUT, type, k->heads, out_row};
@@ -102,8 +102,7 @@ static struct cudnn_tensor fused_fp8_turned(struct cudnn_builder *b, const struc
 // Builds backward, which writes dQ, dK and dV and the amaxes of these and of dS: 43 operations of causal attention with
 // groups, two of which sum over groups. dQ's sum is cuDNN's own: no tensor of the graph has it.
 static void fused_fp8_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
-    const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_forward_type(k),
-                               dtype = fused_fp8_backward_type(k);
+    const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_input_type(k), dtype = fused_fp8_gradient_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const struct fused_fp8_inputs x = fused_fp8_inputs_of(b, k);
     const struct cudnn_tensor out = fused_view_as(b, k, type, FUSED_OUT, k->heads, out_row, false).tensor;

@@ -67,7 +67,7 @@ const char *fp8_attention_describe(struct device *dev);
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
 // Computes O and lse, after fp8_attention_cast. takes_amax: merges O's amax into a.out; false: recomputation, which has
-// the first forward's. Where outputs_in_fp8: settles a.out (fp8_attention_settle); a first forward whose `delayed` is 0
+// the first forward's. Where outputs_in_fp8: settles a.out (fp8_set_scales); a first forward whose `delayed` is 0
 // (GPU: if a.calibrates) runs twice, for the amax, then for O8. Elsewhere the amax is of `out` as stored.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
@@ -104,7 +104,7 @@ void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2
 void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
 // Sets the scale and inverse of scales (count <= FP8_ATTENTION_TENSORS): by `delayed`, or where that is 0 by amax.
-void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
+void fp8_set_scales(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
 // out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
 void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);
 __END_DECLS

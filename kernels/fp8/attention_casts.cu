@@ -111,7 +111,7 @@ static __global__ void fp8_attention_settle_kernel(const struct settled_scales a
     all.scales[i]->scale = scale;
     all.scales[i]->inverse = 1.0f / scale;
 }
-void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev) {
+void fp8_set_scales(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev) {
     struct settled_scales all;
     memset(&all, 0, sizeof all);
     memcpy(all.scales, scales, (size_t)count * sizeof *scales);
@@ -180,7 +180,7 @@ static void read_back_runs(floatX *out, const fp8 *codes, const struct packed_ru
                 out[row * width + c] = values[run][codes[row * width + c]];
 }
 
-void fp8_attention_settle(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev) {
+void fp8_set_scales(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev) {
     for (int i = 0; i < count; i++) {
         scales[i]->scale = fp8_scale_for(scales[i], format);
         scales[i]->inverse = 1.0f / scales[i]->scale;

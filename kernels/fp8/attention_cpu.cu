@@ -340,7 +340,7 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
             c.takes_amax = true;
             forward_run(&c);
         }
-        fp8_attention_settle(&a.out, 1, FP8_E4M3, dev);
+        fp8_set_scales(&a.out, 1, FP8_E4M3, dev);
     }
     c.takes_amax = takes_amax;
     c.to8 = out8;
@@ -608,7 +608,7 @@ void fp8_attention_backward(floatX *dqkv, const fp8 *dout8, const fp8 *qkv8, con
         c.run = RUN_DS_AMAX;
         backward_run(&c, sums);
     }
-    fp8_attention_settle(&s[FP8_ATTENTION_DS], 1, a.gradients, dev);
+    fp8_set_scales(&s[FP8_ATTENTION_DS], 1, a.gradients, dev);
     c.dq = s[FP8_ATTENTION_DS]->inverse * s[FP8_ATTENTION_K]->inverse;
     c.dk = s[FP8_ATTENTION_DS]->inverse * s[FP8_ATTENTION_Q]->inverse;
     if (a.outputs_in_fp8) {
@@ -619,7 +619,7 @@ void fp8_attention_backward(floatX *dqkv, const fp8 *dout8, const fp8 *qkv8, con
             c.run = RUN_OUTPUT_AMAXES;
             backward_run(&c, sums);
         }
-        fp8_attention_settle(&s[FP8_ATTENTION_DQ], 3, a.gradients, dev);
+        fp8_set_scales(&s[FP8_ATTENTION_DQ], 3, a.gradients, dev);
     }
     c.run = RUN_RESULT;
     backward_run(&c, sums);

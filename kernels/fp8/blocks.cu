@@ -149,13 +149,13 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) { // `to` is ali
 }
 // Returns where rows 8 `rows` to 8 `rows` + 7 of a column of the tile lie, as an offset in its codes. Lanes of a half
 // warp write one `rows` of columns that are 8 apart, and later read along columns: neither meets a bank twice.
-DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
+DEVICE_FUNCTION uint32_t fp8_blocks_codes_offset(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
 // Stores in shared memory the codes of this thread's eight rows of a column of the tile.
 DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 codes) {
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
-    store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
+    store_shared_long(shared + fp8_blocks_codes_offset(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
 // Writes the tile's columns from shared memory to a form of M bytes a column, at `to`. All threads, after a barrier.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
@@ -163,7 +163,8 @@ DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t share
     for (int i = 0; i < FP8_BLOCK * FP8_BLOCK / 16 / FP8_BLOCKS_THREADS; i++) {
         const int at = i * FP8_BLOCKS_THREADS + (int)threadIdx.x, column = at / 8, pair = at % 8;
         const bool swapped = column / FP8_BLOCKS_EACH % 2 != 0; // the two runs of 8 rows are in the other order
-        const struct word_x4 w = load_shared_words(shared + fp8_blocks_codes(column, 2 * pair + (swapped ? 1 : 0)));
+        const struct word_x4 w =
+            load_shared_words(shared + fp8_blocks_codes_offset(column, 2 * pair + (swapped ? 1 : 0)));
         fp8 *run = to + column * M + pair * 16;
         packed_check(run, true);
         *(uint4 *)run =

@@ -112,7 +112,7 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
     }
 }
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
-    return gemm->gelu_sums ? (size_t)(activation_bias_chunks(gemm->rows) * gemm->cols) * sizeof(float) : 0;
+    return gemm->gelu_sums ? (size_t)(activation_bias_num_runs(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
 // Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative; false without
 // either. BGRADB's sums need the second half of the workspace. DGELU demands of its other input what packed accesses

@@ -13,7 +13,7 @@ static bool lies_in(const char *resolved, const char *folder) {
     return strncmp(resolved, real, length) == 0 && (resolved[length] == '/' || length == 1);
 }
 
-bool link_stays_in_folder(const char *path) {
+bool file_stays_in_folder(const char *path) {
     char resolved[PATH_MAX], folder[PATH_MAX], blobs[PATH_MAX + 16];
     const char *const slash = strrchr(path, '/');
     if (!realpath(path, resolved) ||

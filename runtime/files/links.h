@@ -6,5 +6,5 @@
 __BEGIN_DECLS
 // Whether the file at `path`, all links followed, lies below the folder before the last / of `path`, or below blobs/
 // two folders above, as in the cache of Hugging Face, whose snapshots are links. False where it can't be found.
-bool link_stays_in_folder(const char *path);
+bool file_stays_in_folder(const char *path);
 __END_DECLS

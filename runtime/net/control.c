@@ -136,7 +136,7 @@ static bool control_serve(struct control *c) {
 // ---- receiving ----
 
 // Whether rank r may send the frame in its link's `in` now; a contribution may precede this rank's exchange.
-static bool control_may_send(struct control *c, int r) {
+static bool control_frame_is_allowed(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
     uint64_t result_bytes = 0;
@@ -164,7 +164,7 @@ static bool control_may_send(struct control *c, int r) {
 static void control_check_frame(struct control *c, int r) {
     struct control_report *const report = &c->links[r].in.report;
     report->collective[CONTROL_NAME - 1] = report->exchange[CONTROL_NAME - 1] = '\0';
-    if (!control_may_send(c, r))
+    if (!control_frame_is_allowed(c, r))
         control_end_wrong_frame(c, r);
 }
 

@@ -118,13 +118,13 @@ static void last_line_add_operation(struct last_line *message, const struct oper
                   (unsigned long long)operation->number);
 }
 
-// Returns the first unfinished operation of all ranks except `but` or, with it_alone, of rank `but` only; number 0:
+// Returns the first unfinished operation of all ranks except `but` or, with only_it, of rank `but` only; number 0:
 // none. A collective goes before an exchange.
-static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
+static struct operation first_unfinished(const struct control *c, int but, bool only_it) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
         const struct control_report *const report = &c->links[r].report;
-        if ((r == but) != it_alone)
+        if ((r == but) != only_it)
             continue;
         if (report->begun > report->done && (!collective.number || report->done + 1 < collective.number)) {
             collective.number = report->done + 1;

@@ -191,7 +191,7 @@ static bool launch_is_mpich(void) {
 
 bool launch_is_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
-// Sets kind, ranks and (srun) rank 0's address where mpirun or srun started the process; else LAUNCH_ALONE stays.
+// Sets kind, ranks and (srun) rank 0's address where mpirun or srun started the process; else LAUNCH_SINGLE stays.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
@@ -237,7 +237,7 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
         problem = launch_by_variables(launch, &launch_torchrun, error);
     else {
         problem = launch_by_launcher(launch, error);
-        if (!problem && launch->kind == LAUNCH_ALONE)
+        if (!problem && launch->kind == LAUNCH_SINGLE)
             return error_format(error,
                                 "--rendezvous %s: needs RANK and WORLD_SIZE (and LOCAL_RANK, where a host has several "
                                 "ranks) in the environment, or mpirun or srun, to know which rank this is",
@@ -248,7 +248,7 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
 }
 
 // Refuses a single process whose WORLD_SIZE says otherwise: without --rendezvous each rank would run a job of its own.
-static const char *launch_check_alone(struct error_text *error) {
+static const char *launch_check_single(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);
     if (problem || ranks <= 1)
@@ -264,8 +264,8 @@ const char *launch_find(struct launch *launch, const char *rendezvous, struct er
     launch->ranks = launch->local_ranks = 1;
     const char *problem =
         *rendezvous ? launch_by_rendezvous(launch, rendezvous, error) : launch_by_launcher(launch, error);
-    if (!problem && launch->kind == LAUNCH_ALONE)
-        problem = launch_check_alone(error);
+    if (!problem && launch->kind == LAUNCH_SINGLE)
+        problem = launch_check_single(error);
     if (!problem && launch->ranks == 1) {
         memset(launch, 0, sizeof *launch);
         launch->ranks = launch->local_ranks = 1;

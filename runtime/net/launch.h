@@ -5,7 +5,7 @@
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
 //   else                    one rank
 // A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
-// one rank is LAUNCH_ALONE, however it was launched.
+// one rank is LAUNCH_SINGLE, however it was launched.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -13,7 +13,7 @@
 #include "runtime/machine/error_text.h" // struct error_text
 #include "runtime/net/sha256.h"         // SHA256_BYTES
 
-enum launch_kind { LAUNCH_ALONE, LAUNCH_MPI, LAUNCH_SLURM, LAUNCH_RENDEZVOUS };
+enum launch_kind { LAUNCH_SINGLE, LAUNCH_MPI, LAUNCH_SLURM, LAUNCH_RENDEZVOUS };
 
 struct launch {
     enum launch_kind kind;
