@@ -436,7 +436,8 @@ static inline struct config config_read(int argc, char **argv, const struct conf
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets options left open, by preset or derived; config->ranks (0: one) is set before. Contradictions end the program.
+// Sets options left open, by preset or derived. config->ranks (0: one) is set before; with --plan it is resolved here.
+// Contradictions end the program.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);

@@ -21,7 +21,7 @@ static void skip_space(struct json_scan *scan) {
     while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\t' || *scan->at == '\n' || *scan->at == '\r'))
         scan->at++;
 }
-// Takes a character, with the white space before it.
+// Whether the next character after white space is this one. Takes it either way; take_if_next: only if it is this one.
 static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;

@@ -156,7 +156,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// Places an item above the stack, in the tightest gap between the items fitted before that live with it, else on top.
+// Fits an item of plan_split's: in the tightest gap above the stack among fitted items that live with it, else on top.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];

@@ -66,7 +66,7 @@ static uint32_t fetched_activations(const struct gpt *m, int first, int last, in
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
 }
-// Whether the backward of the group of layers [first, last] reads any offloaded activation.
+// Whether the backward of the group [first, last] reads any offloaded activation, also its input, from layer first - 1.
 static bool group_is_offloaded(const struct gpt *m, int first, int last) {
     for (int k = first - 1; k <= last; k++)
         if (fetched_activations(m, first, last, k))

@@ -242,7 +242,7 @@ static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t b
     return timeline_buffer(&m->timeline, id, bytes, category, name, layer);
 }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-// Returns scratch memory that lives only in this phase (timeline_workspace); NULL for 0 bytes, and when planning.
+// Returns scratch memory that all calls in this phase share (timeline_workspace); NULL for 0 bytes, and when planning.
 static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
 
 static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
@@ -354,7 +354,7 @@ static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_
     return (floatX *)activation_memory(m, pass, l, id);
 }
 // Returns the statistics of a norm, fp32, live in this phase: (norm_statistics, N), which norm_stats_from divides; of q
-// and k (N, qk_statistics). NULL when planning, which aborts where `id` has other elements.
+// and k (N, qk_statistics). NULL when planning, which aborts where elements of `id` are not fp32.
 static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FP32);
     return (float *)activation_memory(m, pass, l, id);
@@ -391,7 +391,7 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Blocks later device work until a unit's trained and frozen parameters are there: zero_use, which may open two phases.
+// Brings in a unit's trained and frozen parameters for later device work: zero_use, up to two phases. All ranks call.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);

@@ -286,7 +286,7 @@ static void fit_add(struct fit_queue *q, struct fit_choice c) {
     if (n.value < INFINITY)
         q->nodes[q->count++] = n;
 }
-// Adds, in steps, choices of c's set, which differ in what is recomputed and in how many layers are offloaded.
+// Adds by fit_add, in steps, choices of c's set: they differ in recomputation, offloaded layers and percentage.
 static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, layers = c.layers, steps = layers ? FIT_STEPS_OFFLOADED : FIT_STEPS_PLAIN;

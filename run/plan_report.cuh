@@ -126,7 +126,7 @@ static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_end(json);
 }
 
-// Begins an object, to which plan_json_line_end belongs, and which is written on one line.
+// Begins an unnamed object on one line of a pretty JSON; plan_json_line_end ends it and turns `pretty` on again.
 static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;

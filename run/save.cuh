@@ -90,7 +90,7 @@ static const char *save_by_one(struct save_job *job) {
         problem = save_small_files(job);
     return problem ? problem : save_tensors_pass(&job->tensors, SAVE_BY_ONE);
 }
-// Writes, on rank 0, the small files and its part, and waits for the other parts. Returns what went wrong, or NULL.
+// Writes rank 0's files and part of a checkpoint that was begun and waits for other parts. Returns an error, or NULL.
 static const char *save_with_others(struct save_job *job) {
     const char *problem = save_small_files(job);
     if (!problem)

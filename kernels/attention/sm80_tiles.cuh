@@ -351,8 +351,8 @@ DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left
     }
 }
 
-// acc (16 M x 8 N) += left (16 M x STEP) . the STEP rows of a tile from row `first` on, in to_left's order. origin:
-// origin_rows of the tile.
+// acc (16 M x 8 N) += left (16 M x STEP) . rows `first` to `first` + STEP - 1 of a tile; N is even. left: in to_left's
+// order. origin: origin_rows of the tile.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], uint32_t origin, int first) {
 #pragma unroll

@@ -77,9 +77,9 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
 }
 
-// Returns the index within a panel of its first key that is not before key `first`; BLOCK or more: all are before.
+// Returns the index within panel number `panel` of its first key from key `first` on; BLOCK or more: all are before.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
-// Returns the end within a panel of its keys up to key `last`, BLOCK at most; 0 or less: all are after.
+// Returns the end within panel number `panel` of its keys up to key `last`, BLOCK at most; 0 or less: all are after.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }

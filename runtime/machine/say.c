@@ -36,7 +36,7 @@ void say_escape(char *to, size_t size, const char *text) {
     to[used] = '\0';
 }
 
-// Prints as vfprintf does, bytes that act on a terminal as \xNN; only a text's beginning where memory is out.
+// Prints as vfprintf does, escaped as by say; only a text's beginning where memory is out.
 void say_list(FILE *file, const char *format, va_list arguments) {
     char text[1024], shown[4 * sizeof text];
     va_list again;
