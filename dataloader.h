@@ -607,10 +607,6 @@ static inline double dataloader_epochs(const struct dataloader *loader, int part
                    epoch = sample_order_epoch(&loader->parts[part].order, taken, &more);
     return (double)epoch + more;
 }
-// Returns the epoch, from 0 on, of the first part at the loader's position; samples are mixed, not only of one part.
-static inline uint64_t dataloader_first_part_epoch(const struct dataloader *loader) {
-    return sample_order_epoch(&loader->parts[0].order, mixture_taken(&loader->mixture, 0, loader->position), NULL);
-}
 static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {
     return loader->files[file].path;

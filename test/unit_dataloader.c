@@ -250,7 +250,7 @@ static void test_order_is_independent_of_batch_and_read_ahead(void **state) {
             struct dataloader *loader = order_open(7, true, 0, 1, B, batches_ahead);
             for (int i = 0; i + B <= 4 * WINDOWS; i += B) {
                 assert_int_equal(dataloader_position(loader), i);
-                assert_int_equal(dataloader_first_part_epoch(loader), i / WINDOWS);
+                assert_int_equal((int)dataloader_epochs(loader, 0, loader->position), i / WINDOWS);
                 windows_read(loader, window, B);
                 assert_memory_equal(window, expected + i, (size_t)B * sizeof *window);
             }
@@ -700,7 +700,7 @@ static void far_end_read(int width, int64_t tokens) {
     }
     dataloader_read(loader, inputs, targets, 1); // and begins again with the first window
     assert_int_equal(inputs[0], 0);
-    assert_int_equal(dataloader_first_part_epoch(loader), 1);
+    assert_int_equal((int)dataloader_epochs(loader, 0, loader->position), 1);
     dataloader_close(loader);
     unlink(in_folder("far.bin"));
 }
@@ -734,7 +734,7 @@ static void test_resident_memory_is_flat(void **state) {
     for (int i = 0; i < 32; i++)
         dataloader_read(loader, inputs, targets, BATCH);
     const long before = resident_pages();
-    while (dataloader_first_part_epoch(loader) == 0)
+    while ((int)dataloader_epochs(loader, 0, loader->position) == 0)
         dataloader_read(loader, inputs, targets, BATCH);
     assert_true(resident_pages() - before < (UNDER_ADDRESS_SANITIZER ? 2048 : 64)); // 8 MiB, or 256 KiB, of the 64 MB
     dataloader_close(loader);

@@ -268,7 +268,7 @@ static void documents_equal_those_of_a_scan(void **state) {
             for (int ahead = 0; ahead < 3; ahead++)
                 for (int B = 1; B <= ROWS; B += B < 3 ? 1 : 3) {
                     struct dataloader *loader = documents_open(&cases[k], ahead != 1, 0, 1, B, ahead);
-                    while (dataloader_first_part_epoch(loader) < 2) {
+                    while ((int)dataloader_epochs(loader, 0, loader->position) < 2) {
                         batch_check(loader, B, cases[k].rule, true);
                         for (int i = 0; i < B * T; i++) {
                             masked += targets[i] == -1;
@@ -326,7 +326,7 @@ static void documents_survive_a_resume(void **state) {
             batch_check(loader, 4, cases[k].rule, true); // another batch, and then one more shard
             dataloader_resume(loader, 0, &fewer, 19 * ROWS);
             assert_int_equal(loader->ahead.capacity, ahead * ROWS);
-            while (dataloader_first_part_epoch(loader) < 4)
+            while ((int)dataloader_epochs(loader, 0, loader->position) < 4)
                 batch_check(loader, ROWS, cases[k].rule, true);
             dataloader_close(loader);
 
@@ -350,7 +350,7 @@ static void without_a_rule_every_target_counts(void **state) {
     for (int ahead = 0; ahead < 2; ahead++) {
         struct dataloader *loader =
             dataloader_open(in_folder("shard_*.bin"), T, 5, true, VOCAB, 0, 1, 2, ahead, "--train-data");
-        while (dataloader_first_part_epoch(loader) < 1)
+        while ((int)dataloader_epochs(loader, 0, loader->position) < 1)
             batch_check(loader, 2, none, false);
         dataloader_close(loader);
     }
