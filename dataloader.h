@@ -538,7 +538,7 @@ static void dataloader_read_from_ring(struct dataloader *loader, struct token_ba
     }
 }
 
-// Reads, on rank r, samples [r B, (r + 1) B) of the next B*ranks, and moves on by B*ranks: B is equal on all ranks.
+// Takes rank r's samples [r B, (r + 1) B) of the next B*ranks, read ahead or now. B: all ranks'. Bad ones end the run.
 static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);

@@ -47,8 +47,8 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues gpt_micro_step but for the copy of its loss, and leaves dropout on. Returns false where CUDA refused the
-// recorded graph, so that forward and backward did not run: the caller then calls once more, with the same arguments.
+// Enqueues gpt_micro_step but for the copy of its loss; leaves dropout on and m->steps.micro_step as before. Returns
+// false where CUDA refused the recorded graph: forward and backward did not run. The caller then repeats the call once.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;

@@ -224,7 +224,8 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Opens b->output's phase. Returns the gradient, (rows, C), of that product, behind multiplier, dropout and any norm.
+// Opens any norm's phase, then b->output's. Returns the gradient (rows, C) of that product, behind multiplier, dropout
+// and any norm. In ranges addend_gradient has come before.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;

@@ -35,7 +35,7 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Returns `whole` for backward by ranges, each making what the policy drops from norm 2 to the norm after the MLP.
+// Returns at_ranges(whole), for at_next: each range makes what the policy drops from norm 2 to the norm after the MLP.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
     struct at at = at_ranges(whole);

@@ -387,7 +387,7 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns a parameter's fp32 gradient, after zero_begin_gradients of its unit; NULL: frozen or absent, or planning.
+// Returns an fp32 gradient, to set or add to (accumulates), after zero_begin_gradients; NULL: frozen, absent, planning.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }

@@ -251,7 +251,7 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of `m` from *at on that `rank` holds in one bucket: sets *at. Returns its length; 0: none.
+// Finds m's next range from *at, of the flat buffers, in one of rank's buckets: sets *at. Returns its length; 0: none.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -438,7 +438,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues copies of a wave's matrices that this rank owns from `update`, of whole states, to `whole`, or `back`.
+// Enqueues copies of own matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`. Not when planning.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];

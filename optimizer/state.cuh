@@ -441,8 +441,8 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
                    (size_t)(count - below) * width);
     }
 }
-// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): the parameters rounded, states that start from
-// parameters (averages too) exactly. rounded: room for 2 n. Both, in host memory, stay until the device was waited for.
+// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): parameters rounded, master weights and averages
+// exactly. No update is in flight. `exact` and rounded (2 n), in host memory, stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {

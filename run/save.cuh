@@ -237,8 +237,8 @@ static const char *saver_begin(struct saver *saver, int64_t step, char *state_js
     saver->last_step = step;
     return job->ranks > 1 ? save_lay_out(job) : NULL;
 }
-// Begins this rank's part of a step's checkpoint, which rank 0 has begun. writer: rank 0's process id. Returns what
-// went wrong, or NULL: saver_save then writes the part, or saver_give_up ends it.
+// Begins this rank's part, on rank 0 too, of the checkpoint that rank 0 (process id: writer) began. Returns NULL, or
+// what went wrong: the caller tells the ranks. If all have begun, each calls saver_save; else each calls saver_give_up.
 static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t writer) {
     struct save_job *job = &saver->job;
     job->step = step;

@@ -114,8 +114,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over, not as given, what the checkpoint's run began with, unless a beginning is given. Texts are never freed.
-// Adapters' base is where they found it, also if the run that --init-from names has newer checkpoints than the base.
+// Takes over, not as given, the options that name the run's first weights (config_is_beginning), unless one is given.
+// Texts are never freed. Adapters' base is where they found it, except where --init-from names another run's folder.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
     bool named = false;

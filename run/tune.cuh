@@ -254,8 +254,8 @@ static void tune_share(struct run *r) {
     free(text);
     free(others);
 }
-// Chooses the matrix products' algorithms, unless --matmul-tuning=false, once model, saver and --out are there, before
-// the first step: overwrites what tune_time does. With --self-check a wrong one ends the program. All ranks call this.
+// Reads, tunes, writes the file of matmul algorithms, unless --matmul-tuning=false. A broken file, or a wrong product
+// by --self-check, ends the program. Overwrites what tune_time does: before the first step. All ranks call this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";

@@ -653,7 +653,7 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes and stores dK and dV, with amax and bias sums; gives dQ to sm90_backward_reduce. Both warpgroups call.
+// Computes and stores dK, RoPE undone, dV, amax and bias sums; gives dQ to sm90_backward_reduce. Warpgroups 0, 1 call.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
