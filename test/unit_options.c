@@ -4,6 +4,7 @@
 #include "test/fails.h"         // assert_fails
 #include "test/json_read.h"     // json_member
 #include "test/testing.h"       // cmocka
+#include <fcntl.h>              // open
 #include <float.h>              // DBL_MAX
 
 // ---- the parser, on a table of its own ----
@@ -269,15 +270,14 @@ static void values_out_of_range_are_errors(void **state) {
 
 // Checks that the words which a shell makes of a pattern are taken together, where each is a file, and no others.
 static void files_of_a_pattern_that_is_not_quoted(void **state) {
-    char folder[TEST_PATH], a[TEST_PATH + 16], b[TEST_PATH + 16], odd[TEST_PATH + 16], words[4 * TEST_PATH + 128],
-        wanted[2 * TEST_PATH + 64];
+    static const char *const a = "a.bin", *const b = "b.bin", *const odd = "x,y.bin"; // a folder's name may have spaces
+    const char *const all[] = {a, b, odd};
+    char folder[TEST_PATH], words[128], wanted[128];
     struct command command;
     bool given[ROWS];
+    const int before = open(".", O_RDONLY | O_DIRECTORY);
     assert_non_null(mkdtemp(test_template(folder, "unit_options")));
-    snprintf(a, sizeof a, "%s/a.bin", folder);
-    snprintf(b, sizeof b, "%s/b.bin", folder);
-    snprintf(odd, sizeof odd, "%s/x,y.bin", folder);
-    const char *const all[] = {a, b, odd};
+    assert_int_equal(chdir(folder), 0);
     for (int i = 0; i < 3; i++)
         fclose(fopen(all[i], "w"));
     snprintf(words, sizeof words, "--file %s %s --count 7", a, b);
@@ -301,6 +301,8 @@ static void files_of_a_pattern_that_is_not_quoted(void **state) {
     assert_rejects(words, "is not an option");
     for (int i = 0; i < 3; i++)
         unlink(all[i]);
+    assert_int_equal(fchdir(before), 0);
+    close(before);
     rmdir(folder);
 }
 
