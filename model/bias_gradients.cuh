@@ -13,12 +13,12 @@
 
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
-// Returns what sums the gradient of a linear layer's bias in training. On a CPU always BIAS_BY_WGRAD, which also stands
-// for the cast to FP8 and, where no bias is trained, for no sum.
+// Returns what sums the gradient of a linear layer's bias in training. BIAS_BY_WGRAD, always on a CPU: no op leaves
+// partial sums, so the wgrad product sums or, in FP8, the cast; without a trained bias nothing does.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection, on a GPU, not in FP8: the norm after it, else the op that scales by
-// dropout and multiplier, else the stream's next norm, where one call makes the stream's gradient; else wgrad.
+// Returns bias_source of a branch's projection (bias trained, on a GPU, not in FP8): the norm after it; else the op of
+// dropout and multiplier; else the norm whose backward makes the stream's gradient, if in one call; else wgrad.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -67,13 +67,13 @@ static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// Returns whose slot holds the partial sums of `linear`: parallel branches that are added as they are share the MLP's.
+// Returns whose slot holds the partial sums of `linear`: its own; parallel branches added as they are share the MLP's.
 static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns the partial sums (bias_num_runs, outputs) of a layer's bias gradient, live in this phase, where `source` makes
+// Returns the partial sums (bias_num_runs, outputs) of a layer's bias gradient, live in this phase, if `source` makes
 // them; else, for l -1, and when planning, NULL. Called in the phase that makes the sums, and in bias_finish's.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
@@ -88,7 +88,7 @@ static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) 
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Adds up a bias's partial sums, made by then, into the bias's gradient, in this phase. Returns false: there are none.
+// Writes or (accumulates) adds, in this phase, a bias's gradient, of partial sums made by then. Returns false: no sums.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_num_runs(m, l, linear);

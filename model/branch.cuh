@@ -8,7 +8,7 @@
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
-// out (rows, C) = norm(x), statistics into stats. out.data NULL: statistics only; stats.rstd NULL: not written.
+// out.data (rows, C) = norm(x), NULL: only statistics. Merges out.amax, makes no out.sums. NULLs of stats: not written.
 static void norm(struct at at, struct sink out, struct norm_stats stats, const floatX *x, struct norm_weights weights) {
     struct gpt *m = at.m;
     const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
@@ -16,7 +16,7 @@ static void norm(struct at at, struct sink out, struct norm_stats stats, const f
                         norm_options_of(m, out.amax), m->dev));
 }
 // dx.data = residual + the gradient of a norm's input x, all (rows, C). residual: may be dx.data; NULL: 0. Writes the
-// gradients of weight and bias or, if accumulates(m) or in a range but the first, adds to them. at.l -1: the model's.
+// gradients of weight and bias or, if accumulates(m) or in a range after the first, adds them. at.l -1: the model's.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -103,7 +103,7 @@ static bool norm_output_is_wanted(struct at at, const struct branch *b) {
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) || produces(at, 1u << b->before_statistics);
 }
-// Returns where the norm before a branch writes; data NULL: only statistics are wanted, or planning.
+// Returns the sink of the norm before a branch (input_sink); data NULL: only statistics are wanted, or planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
@@ -154,7 +154,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum (rows, C) = x + multiplier * dropout(sum). Runs any fused_norm, whose parameters are in use, in the same phase.
+// sum (rows, C) = x + multiplier * dropout(sum). Computes any fused_norm, after use_unit of its unit, in this phase.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -179,8 +179,8 @@ static void branch_project(struct at at, const struct branch *b) {
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Makes, in new phases, what is wanted of: b->output's output (in FP8 casts the input before), unless the MLP's ranges
-// have; the norm after it; the addition with any fused_norm. The MLP's in a forward also makes the next unit usable.
+// Makes in new phases what is wanted of: b->output's output (FP8: casts its input first), unless the MLP's ranges have;
+// a norm after it; the addition with any fused_norm. In forward passes the MLP's addition calls use_unit(next_unit).
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -210,8 +210,8 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient (rows, C) of what a branch adds: without dropout and multiplier d_residual_rows; in a range what
-// a call for all tokens made; else made in this phase. Only then `partial` gets column sums; NULL: not wanted.
+// Returns the gradient (rows, C) of what a branch adds: d_residual_rows or, with dropout or multiplier, b->d_added's. A
+// call for all tokens makes b->d_added in this phase, with column sums in `partial` (or NULL); a range's reads it.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -224,8 +224,8 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Opens any norm's phase, then b->output's. Returns the gradient (rows, C) of that product, behind multiplier, dropout
-// and any norm. In ranges addend_gradient has come before.
+// Goes back through dropout, multiplier and any norm after b->output (norm_gradient, in a phase of its own), and opens
+// b->output's phase. Returns that product's gradient (rows, C). In ranges: after addend_gradient for all tokens.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -257,7 +257,7 @@ static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear p
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// Adds the gradient of a branch's input, through any norm before it (norm_gradient), to d_residual. Opens a phase.
+// Goes back from b->d_input through any norm before b (norm_gradient); adds the result to d_residual. Opens a phase.
 static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -16,8 +16,8 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch's inputs (B, T), in a phase that lasts to upload_end; waits for the upload two batches
-// before. Returns pinned memory (2, host_batch_tokens) for uploads beside the inputs; no address when planning.
+// Opens a phase that lasts to upload_end, waits for the upload two batches before, uploads a batch's inputs (B, T).
+// Returns pinned memory (2, host_batch_tokens) for the batch's other uploads; when planning no valid address.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -62,7 +62,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Calls use_unit, then computes OUT of layer -1 and attention's spans in a phase of its own; begins to fetch layer 0.
+// Calls use_unit (all ranks), computes OUT of layer -1 and attention's spans in one phase, begins to fetch layer 0.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -86,7 +86,7 @@ static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};
     return table;
 }
-// Makes the embedding tables' gradients (a tied table's joins the head's) and begins to reduce them. Opens phases.
+// Writes or (accumulates; a tied table: always) adds the embedding tables' gradients, begins zero_reduce. Opens phases.
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);

@@ -41,7 +41,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of scales of the model, also of layers in bf16; 0: no FP8. Not 0 by blocks, though `scales` is NULL then.
+// The number of scales of the model, bf16 layers' too; 0: no FP8. Not 0 with scales of blocks, where `scales` is NULL.
 static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
@@ -105,15 +105,15 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of attention's `tensor`, also for layers in bf16; NULL: planning, none (fp8_attention_tensors_of).
+// Returns the scale of attention's `tensor`, also for layers in bf16; NULL: planning, or not among attention_tensors.
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
-// Returns where, in device memory, the update collects the amax of a weight; NULL: nowhere.
+// Returns where updates collect a weight's amax; NULL: planning, a layer in bf16, scales of blocks, or weights_sharded.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
-// Returns the counts (FP8_COUNTS) of a kind of tensor, over all layers, in device memory; NULL: planning, or no FP8.
+// Returns a step's counts (FP8_COUNTS) of a kind of tensor, of all layers, in device memory; NULL: planning, or no FP8.
 static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
 }
@@ -138,7 +138,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// The number of tensors of a layer's attention that have a scale. dQ, dK and dV have one only where scales are delayed.
+// The number of scales of a layer's attention: 0 in bf16; 3 (q, k, v); in full FP8 5 (dO, dS too) or, delayed, 8 (all).
 static int fp8_attention_tensors_of(const struct fp8_state *f) {
     switch (f->attention) {
     case FP8_ATTENTION_NONE: return 0;
@@ -147,7 +147,7 @@ static int fp8_attention_tensors_of(const struct fp8_state *f) {
     }
     return 0;
 }
-// Sets up the state, without memory. shape must outlive f. weights_sharded: as in struct fp8_state.
+// Sets up the state; fp8_plan and fp8_allocate follow. shape must outlive f. weights_sharded: as in struct fp8_state.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -206,7 +206,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     if (fp8_history_bytes(f) > 0)
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
-// Sets the state's addresses, after arenas_allocate, and enqueues initial values: no amax, empty histories.
+// Sets the state's addresses, after arenas_allocate, and enqueues zeroes: no amax, empty histories, `inverse` 0.
 static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
                          struct device *dev) {
     f->scales = (struct fp8_scale *)plan_pointer(plan, arenas, f->scales_id);
@@ -254,7 +254,7 @@ static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
 
 // ---- the checkpoint's state: of delayed scales, each scale's `delayed`, then the history ----
 
-// The number of floats of the checkpoint's state; 0: there is none.
+// The number of floats of the checkpoint's state: each delayed scale's `delayed`, then the histories; 0: there is none.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (int64_t)delayed.count * (1 + delayed.delay.length);
@@ -269,7 +269,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + delayed.count, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state from host memory (fp8_state_floats, not 0) and sets `calibrates`. Waits for the device.
+// Copies the checkpoint's state from the host (fp8_state_floats, not 0); sets `calibrates` by it. Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);

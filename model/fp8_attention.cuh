@@ -17,7 +17,7 @@ static struct fp8_attention_demands fp8_attention_demands_of(const struct config
         !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
-// Returns attention of layer l as its kernels take it, its buffers live in this phase; scales are NULL when planning.
+// Returns what layer l's FP8 attention kernels take in training, buffers live in this phase; scales NULL when planning.
 static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     const struct fp8_state *f = &m->fp8;
     struct fp8_attention a;
@@ -32,7 +32,7 @@ static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     a.out = fp8_scale(f, l, LINEAR_ATT_PROJ, FP8_INPUT);
     return a;
 }
-// Returns a buffer of layer l's attention, live in this phase; NULL when planning.
+// Returns a buffer of layer l's attention, live in this phase; NULL when planning, which only then reads `bytes`.
 static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8_attention_buffer which, size_t bytes) {
     static const char *const categories[] = {
 #define CATEGORY_ROW(id, category, name) category,
@@ -50,7 +50,7 @@ static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8
 static enum activation_id attention_input_id(const struct gpt *m) {
     return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
 }
-// Returns q, k and v in FP8 of a layer that attends in FP8, (N, qkv_width), live in this phase; NULL when planning.
+// Returns the place of q, k and v in FP8, (N, qkv_width), where layer l attends so, live in this phase; NULL: planning.
 static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
     return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
 }
@@ -64,7 +64,7 @@ static floatX *qkv_sink(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_sink's q, k and v to attention_codes, in a phase of its own, where attention reads FP8 and they are wanted.
+// Casts qkv_sink's values to attention_codes in a new phase, if wanted in FP8; in a first forward takes their amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -88,7 +88,7 @@ static void attend_in_fp8(struct at at, struct sink att) {
     RUN(m, fp8_attention_forward(out8, att.data, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
 }
 
-// Returns the gradient of attention's output in FP8, (N, H D), live in this phase; NULL when planning.
+// Returns where the gradient of attention's output in FP8 is, (N, H D), live in this phase; NULL when planning.
 static fp8 *dout_codes(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
@@ -143,7 +143,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Computes the gradient of attention in FP8, in full or in bf16, in this phase, into dqkv (N, qkv_width); undoes RoPE.
+// Computes dqkv (N, qkv_width) of FP8 attention, in full or in bf16, RoPE undone, in this phase; merges options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

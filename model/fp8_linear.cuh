@@ -14,7 +14,7 @@
 
 // ---- Buffers ----
 
-// Returns a buffer of a linear layer, live in this phase; NULL when planning.
+// Returns a buffer of a linear layer, live in this phase; NULL when planning, which only then reads `bytes`.
 static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which, size_t bytes) {
     static const char *const categories[] = {
 #define CATEGORY_ROW(id, category) category,
@@ -31,7 +31,7 @@ static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l,
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Returns where an operand's producer merges its amax; NULL: the pass is not PASS_TRAIN, or the layer has no scale.
+// Returns where an operand's producer merges its amax; NULL: not PASS_TRAIN, a bf16 layer, scales of blocks, planning.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
@@ -76,7 +76,7 @@ static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     to.counts = counts;
     return to;
 }
-// Returns the row form of an input, (rows, inputs), live in this phase; codes NULL when planning.
+// Returns the place of an input's row form, (rows, inputs), live in this phase; codes NULL when planning.
 static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const int k = linear_row(linear, &m->shape.layer).inputs;
@@ -85,8 +85,8 @@ static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     return fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, linear_row(linear, &m->shape.layer).source.id),
                          FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
 }
-// Returns the cast of an input: into its row form where the product (INPUT_ROWS: the input) is wanted; of INPUT_COLUMNS
-// also into its column form where the input is wanted, in a first forward only if the policy keeps it.
+// Returns the cast of an input to the forms that are wanted: its row form, where the product (INPUT_ROWS: the input) is
+// in at.produce; of INPUT_COLUMNS also its column form, where the input is and, in a first forward, is kept.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -106,7 +106,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
-// Casts the input of a linear layer in FP8, in a phase of its own, where wanted and its producer has not cast it.
+// Casts an FP8 layer's input in a new phase, if wanted and its producer has not; first takes a residual stream's amax.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -137,7 +137,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Applies the MLP's activation to fc (rows, fc_width) and casts the result, in this phase. activation_is_fused holds.
+// Casts the MLP's activation of fc (rows, fc_width), as input_cast says, in this phase. Needs activation_is_fused.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -192,7 +192,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 
 // ---- Backward ----
 
-// Whether the op that makes the gradient of a linear layer's output takes its amax, if any is; else cast_gradient does.
+// Whether the op that makes a linear layer's output gradient takes any amax of the gradient; else cast_gradient does.
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
@@ -205,7 +205,7 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Returns where the producer of a linear layer's output gradient merges its amax; NULL: no scale, or at the cast.
+// Returns amax_of the gradient of a linear layer's output, for the gradient's producer; NULL also if the cast takes it.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
@@ -214,7 +214,7 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast of the gradient of a linear layer's output to both forms, which sums a trained bias's gradient too.
+// Returns the cast of an output's gradient to both forms, which writes or (accumulates) adds a trained bias's gradient.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -242,7 +242,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns the input's column form (inputs, rows), for dW: kept, recomputed or, if kept otherwise, made in this phase.
+// Returns the input's column form (inputs, rows), for dW: kept or recomputed, else made in this phase of what was kept.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -263,8 +263,8 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, in a new phase each, after the output's gradient_cast. din_slot
-// gets the input's gradient, written or (add_din) added; the unit the weight's, written or (accumulates) added.
+// Runs the two products of a linear layer's backward, in a new phase each, after gradient_cast's cast was made.
+// din_slot gets the input's gradient, written or (add_din) added. Writes or (accumulates) adds the weight's gradient.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);

@@ -15,7 +15,7 @@ struct frozen_weights {
 // Whether a tensor is kept in FP8 or NF4, outside the flat buffers.
 static inline bool tensor_is_stored(const struct tensor *t) { return t->format != FROZEN_FLOATX; }
 
-// Frees the values on the host; the stored weights are in an arena.
+// Frees the values on the host and zeroes f; the stored weights are in an arena.
 static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
