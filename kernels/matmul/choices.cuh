@@ -107,7 +107,7 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
                  struct device *dev);
 
 // Checks, by a few elements' sums in double, the algorithm that computes a product from here on, and waits; ends the
-// program where it is wrong. Does nothing where its epilogue is fused. Overwrites what matmul_tune does.
+// program where it is wrong. Leaves out fused products with GELU's derivative. Overwrites as matmul_tune.
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
