@@ -121,7 +121,7 @@ struct timeline {
 
 static double seconds_now(void) { return deadline_clock_s(); }
 
-// Begins planning, with an empty plan. The caller ends it by planning = false, then plan_place.
+// Begins planning in zeroed *t, with an empty plan. To end, the caller sets planning to false, then calls plan_place.
 static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     plan_begin(&t->plan);
     t->dev = dev;
@@ -132,7 +132,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
 }
 // Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
-// Whether the plan is being recorded, which a dry run does not do. A loop over parts of a phase then runs once.
+// Whether the plan is being recorded: false in a dry run, in which t->planning is true too.
 static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
@@ -149,7 +149,7 @@ static void timeline_enter_region(struct timeline *t, enum region r) {
 }
 
 // Begins the next phase of the region that timeline_enter_region entered; planning records it, named "GROUP layer 3:
-// OP", or "GROUP: OP" for layer -1. A run must begin the phases that were planned, in their order.
+// OP", or "GROUP: OP" for layer -1. A run or dry run must begin the planned phases in their order; no name is checked.
 static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;
@@ -172,13 +172,13 @@ struct timeline_loop {
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
-// Returns a loop over tokens [0, end) in ranges of `step`, the last cut by the caller. The next phase is its first.
+// Returns a loop over tokens [0, end) in ranges of `step`, the last cut by the caller. The loop's phases come next.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Enters the loop's next range, at first its first: the loop's phases begin again. Returns false where no range is left
-// and, where the plan is recorded, after the first range, as it then declares the loop (plan_add_loop).
+// Enters the loop's next range, on the first call the first: the loop's phases begin again. Returns false where no
+// range is left and, while the plan is recorded, after the first range, as it then declares the loop (plan_add_loop).
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_is_planning(t)) {
@@ -202,7 +202,7 @@ static void *timeline_pointer(const struct timeline *t, int id) {
 }
 
 // Returns the address of a buffer of a packed arena (timeline_pointer) in runs and dry runs; else makes it live in this
-// phase and returns NULL. *id: the buffer's in the plan; -1: the first touch, which adds it and reads what follows.
+// phase and returns NULL. *id: its number in the plan; -1: none: the call adds the buffer, by the later arguments.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
@@ -223,8 +223,8 @@ static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, con
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
 }
 
-// Begins a copy between device and host memory in this phase; planning records name and bytes. Operands must be live up
-// to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode; a dry run copies nothing: 0.
+// Begins a copy between device and host, after work enqueued so far; planning records name and bytes. Operands are live
+// and unchanged up to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode; dry run: 0.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)
@@ -248,7 +248,7 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Returns scratch memory that lives only in this phase, and that all calls in the phase share: as much as the largest
-// asks for. NULL for 0 bytes, and when planning. Aborts where a run asks for more than was planned.
+// asks for. NULL for 0 bytes, and while the plan is recorded. Aborts where more is asked for than was planned.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

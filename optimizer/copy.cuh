@@ -17,18 +17,18 @@ struct optimizer_copy {
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
-// Whether this run has a part, once it is planned: PART_PARAMETERS, or a state that the optimizer keeps.
+// Whether this rank has any of a part, after optimizer_plan: of parameters always; of a state if its elements have it.
 static bool part_is_kept(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// Finds the next range of [*at, end) that this rank writes, where optimizer_copy_writes: sets *at to the range's begin
-// and *place to the index of *at in this rank's part. Returns the length, which the caller adds to *at; 0: nothing.
+// Finds the next range of flat elements [*at, end) that this rank writes; for ranks with optimizer_copy_writes. Sets
+// *at to the begin and *place to the begin's index in this rank's states. Returns the length, to add to *at; 0: none.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes of a part's copy before element `place`, a multiple of STATE_BLOCK, of what this rank writes.
+// The number of bytes of this rank's copy of a part before `place` (part_next's), a multiple of STATE_BLOCK.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
@@ -44,7 +44,7 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// Downloads elements [at, at + n) of a kept part, as stored: multiples of STATE_BLOCK in a range of part_next's. Groups
+// Downloads elements [at, at + n), whole STATE_BLOCKs, of a kept part, as stored, from one range of part_next's. Groups
 // without the state take no bytes of `native`. The caller waits first as for parameters_download. Returns once copied.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
@@ -53,7 +53,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Sets c->keeps; with `keeps` plans, after optimizer_plan, a buffer in host memory for each part that is kept.
+// Sets c->keeps; if true, which needs optimizer_copy_writes, plans host memory for kept parts, after optimizer_plan.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -71,7 +71,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies what this rank writes into the copy; c->keeps is true. The caller has waited as for parameters_download.
+// Fills the copy (c->keeps) with what this rank writes; returns once filled. Wait before, as for parameters_download.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -80,8 +80,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of a part as stored, in host memory: in the copy or, without one, by part_download,
-// whose conditions hold, in `room`, of as many bytes.
+// Returns elements [at, at + n) of a part; at and n: as for part_download. With c->keeps they are in the copy, as of
+// the last optimizer_copy_take, and need no wait; else in `room`, host memory of as many bytes, by part_download.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -1,9 +1,7 @@
 // Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
 //
-// The momentum of an element is where its gradient and its parameter are (zero/shards.cuh). Only for the
-// orthogonalization each matrix has an owner: the other ranks send it their parts of the update, and get back their
-// parts of the orthogonal factor:
-//
+// An element's momentum is where its gradient and parameter are (zero/shards.cuh). Only to be orthogonalized, a matrix
+// has an owner: the other ranks send it their parts of the update, and get back their parts of the orthogonal factor:
 //   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
 //   whole    the matrices of the wave that this rank orthogonalizes, one after the other, each aligned
 //
@@ -17,8 +15,7 @@
 #include "optimizer/state.cuh"         // struct optimizer, muon_updates
 #include <stdlib.h>                    // qsort
 
-// Rows [first, first + rows) of a linear layer's weight.
-struct muon_rows {
+struct muon_rows { // rows [first, first + rows) of a linear layer's weight
     int first, rows;
 };
 struct muon_matrix {
@@ -48,8 +45,6 @@ struct muon {
     int table_id, update_id, whole_id;
     struct flat_tensors table; // of the matrices, with the scale of their updates, in the device's memory
 };
-
-// ---- the matrices ----
 
 // Cuts a weight into ranges of rows: QKV by `split`, a gated FC in two; else one. Returns how many. cuts: (3 G + 4).
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
@@ -171,7 +166,8 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Sets owners, flops and waves of 1, 2, 4 ... tensors: the smallest with ranks' loads within a tenth of even, or one.
+// Sets owners and flops and makes waves, for muon_free: each of 1, 2, 4 ... tensors, the fewest with which the waves'
+// busiest ranks have in all at most 1.1 times an even share of the flops; if there is no such number, one wave of all.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -198,7 +194,8 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's [begin, stop) from [first, end), and this rank's places there, [place, place + n). n is 0 before.
+// Sets a wave's begin and stop, from matrices [first, end), then place and n (0 before): the span, in this rank's
+// states, of the elements of [begin, stop) that this rank has, with gaps between; n stays 0 where it has none.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -251,7 +248,8 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds m's next range from *at, of the flat buffers, in one of rank's buckets: sets *at. Returns its length; 0: none.
+// Finds m's next range, from element *at of the flat buffers on, in rank's shard of a bucket; unsharded, the rest of m.
+// Sets *at to the range's begin. Returns the length, which the caller adds to *at; 0: none is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -270,7 +268,7 @@ static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, in
     }
     return 0;
 }
-// Returns the address in `update` of this rank's element `at` (of the flat buffers), of a wave; NULL where update is.
+// Returns the address, in a wave's `update`, of this rank's element `at` of the flat buffers; NULL if `update` is NULL.
 static floatX *muon_update_at(const struct muon *u, const struct muon_wave *w, floatX *update, int64_t at) {
     const struct shards *s = &u->o->zero->shards;
     int64_t first = at, place = 0;
@@ -410,7 +408,7 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the memory of waves, live in this phase; planning: all NULL. whole NULL: `update` is orthogonalized in place.
+// Returns this phase's memory of waves; NULLs while the plan is recorded. whole NULL: `update` is orthogonalized there.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -427,7 +425,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
-// Exchanges messages; later work of the device waits until that is done. Every rank calls this, but not when planning.
+// Begins an exchange of messages, which later work of the device waits for; in runs only. Every rank calls this.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,
@@ -438,7 +436,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues copies of own matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`. Not when planning.
+// Enqueues copies of own matrices of a wave, not sharded: `update` to `whole` (not NULL) or, `back`, reversed. In runs.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
@@ -448,7 +446,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces b.update, each rank's, by a wave's orthogonal factors. A dry run calls only matmuls. Every rank calls this.
+// Replaces, enqueued, each rank's elements of a wave in b.update by elements of the orthogonal factors; b.whole and
+// b.workspace are scratch. A dry run only calls matmuls, also of other ranks' matrices. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

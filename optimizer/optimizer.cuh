@@ -20,8 +20,9 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Enqueues AdamW's update of what this rank owns, with FP8 weights' amaxes anew, and begins to all-gather the buckets
-// without Muon's matrices. *check (device memory) clips, or forbids. slots: optimizer_slots. Every rank calls this.
+// Enqueues AdamW's update of what this rank owns but for Muon's matrices, with FP8 weights' amaxes anew (Muon's:
+// zeroed). Begins to all-gather the buckets without Muon's matrices. Before, the gradients' reductions are waited for,
+// as by optimizer_sum_squares. *check (device memory) clips, or forbids. slots: optimizer_slots. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
@@ -32,7 +33,7 @@ static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
 // *squares (device memory) = the sum of squares of this rank's shards of the gradients, after reductions in flight, in
-// equal bits in every stage. The gradients lie on the device. ws: optimizer_squares_workspace_bytes.
+// equal bits in every stage. Enqueued. The gradients are on the device. ws: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -45,8 +46,6 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
     }
     squares_total(squares, s->count, ws, z->timeline->dev);
 }
-
-// ---- Amaxes of weights in FP8 ----
 
 // Enqueues FP8 weights' amaxes, where updates collect these, after parameters were set or swapped; else does nothing.
 static void optimizer_compute_weight_amaxes(struct optimizer *o) {
@@ -65,7 +64,7 @@ static void optimizer_compute_weight_amaxes(struct optimizer *o) {
 
 // ---- Moving averages ----
 
-// Enqueues the moving averages of what this rank owns, after the updates, with optimizer_update's arguments.
+// Enqueues what this rank owns of moving averages (--ema-decay), after the updates, with optimizer_update's arguments.
 static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct update u = update_of(o, adamw, check, slots);
@@ -82,8 +81,8 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 }
 // ---- Muon ----
 
-// Begins the all-gathers of the buckets with matrices, from *bucket down, that no wave still to run after `w` touches,
-// and moves *bucket on. At first *bucket is the last bucket. Does nothing where parameters stay sharded, or whole.
+// Begins all-gathers of the buckets with matrices, from *bucket (at first the last one) down, that no wave to run after
+// `w` touches; moves *bucket on. Does nothing but in stages 1 and 2 of several ranks. Every rank calls this.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below

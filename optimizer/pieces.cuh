@@ -59,7 +59,7 @@ struct update_operand {
     bool on_host;
 };
 
-// Returns the index of a piece's first element in a buffer of this rank; sharded: the buffer is.
+// Returns the index of a piece's first element in this rank's buffer: one of shards if `sharded`, else a whole buffer.
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
@@ -116,8 +116,8 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
 #define UPDATE_SLOT_BYTES(dev) (device_is_gpu(dev) ? 64 << 20 : 1 << 20)
 #endif
 
-// Returns the slots of pieces in device memory, (UPDATE_SLOTS, slot_bytes), live in this phase; NULL when planning, and
-// where nothing is streamed. Planning sets their sizes and, where `records`, records what a whole update moves.
+// Returns the slots of pieces in device memory, (UPDATE_SLOTS, slot_bytes), live in this phase; NULL where nothing is
+// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, records what a whole update moves.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -253,7 +253,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins the all-gather of an updated bucket, in stages 1 and 2 of several ranks; zero_use waits. Every rank calls.
+// Begins an updated bucket's all-gather, for zero_use. Every rank calls this, and only in stages 1, 2 of several ranks.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
@@ -291,7 +291,7 @@ static void update_add(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Enqueues the last piece's update and blocks later work of the device until all copies back are done.
+// Enqueues the last piece's update, if any, and blocks later work of the device until copies back are done. Empties u.
 static void update_end(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
@@ -323,7 +323,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             update_add(u, p);
     }
 }
-// Enqueues WORK_MOMENTUM or WORK_STEP on this rank's elements of a wave. u->muon and u->update are set.
+// Enqueues WORK_MOMENTUM or WORK_STEP on all of this rank's elements of a wave. u->muon and u->update are set before.
 static void update_wave(struct update *u, enum update_kind work, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     u->work = work;
