@@ -202,7 +202,7 @@ static void *timeline_pointer(const struct timeline *t, int id) {
 }
 
 // Returns the address of a buffer of a packed arena (timeline_pointer) in runs and dry runs; else makes it live in this
-// phase and returns NULL. *id: its number in the plan; -1: none: the call adds the buffer, by the later arguments.
+// phase and returns NULL. *id: its number in the plan; -1: not there: the call adds the buffer by the later arguments.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)

@@ -350,7 +350,7 @@ static int muon_messages_max(const struct muon *u) {
 // ---- making and planning ----
 
 // Sets up u, after optimizer_plan, and plans the table of the matrices (muon_allocate): none without `trains` or Muon.
-// Ends the program where --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
+// Ends the program where training by --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
 static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_shape *shape, bool trains) {
     const struct config *c = o->config;
     memset(u, 0, sizeof *u);
@@ -436,7 +436,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues copies of own matrices of a wave, not sharded: `update` to `whole` (not NULL) or, `back`, reversed. In runs.
+// Enqueues, in runs only, copies of this rank's matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];

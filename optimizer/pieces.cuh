@@ -253,7 +253,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins an updated bucket's all-gather, for zero_use. Every rank calls this, and only in stages 1, 2 of several ranks.
+// Begins an updated bucket's all-gather; zero_use waits. Every rank calls, and only in stages 1 and 2 of several ranks.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
