@@ -9,7 +9,7 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether slots take a unit's gradients by buckets: head or embeddings, larger than a layer, of more than two buckets.
+// Whether slots, if any, take a unit by buckets: head or embeddings, larger than a layer, of more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
@@ -37,7 +37,7 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
                                   "unit's stored gradients", unit_layer(z, unit));
     return bytes_behind(slots, (size_t)slot * bytes);
 }
-// Returns the address of this rank's stored gradients at `place`, a multiple of STATE_BLOCK elements; NULL: planning.
+// Returns this rank's stored gradients, on device or host, from `place` on, a multiple of STATE_BLOCK; NULL: planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
@@ -54,7 +54,7 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to load a part into a slot (ticket: z->grads_loads); in a first micro-step zeroes it: add_shard skips gaps.
+// Begins to load a part from the host (z->grads_loads) to a slot; first micro-step: zeroes it, as add_shard skips gaps.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -66,12 +66,12 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Begins to load a unit's stored gradients into slot 0; first micro-step: zeroes the slot. No slots, streamed: nothing.
+// Begins load_stored of a whole unit, not empty, to slot 0; does nothing if it is streamed, or gradients use no slots.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
 }
-// Blocks later work of the device until unit z->storing's gradients are on the host; their buffers are live till then.
+// Blocks later work of the device until unit z->storing (-1: none), its buffer live till now, is on the host; sets -1.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
@@ -128,14 +128,13 @@ static void zero_begin_gradients(struct zero *z, int unit) {
 // is of grads_format, bf16 rounded stochastically. Gaps between tensors are not written.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
-    // Each rank's counter begins at its rank; less the rank, it is equal on all ranks.
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
-                               0};
+                               0}; // a rank's counter begins at its rank; less the rank, it is equal on all ranks
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// Adds the squares of a bucket's stored gradients `sum` to *z->squares, in a step's last micro-step; bucket 0's
-// overwrite that. Call in the order of the buckets, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
+// Adds the squares of `sum`, this rank's stored shard of a bucket, to *z->squares (bucket 0 overwrites it), only in a
+// step's last micro-step. Call bucket after bucket, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
@@ -156,7 +155,7 @@ static void add_to_stored(struct zero *z, void *sum, const float *whole, struct 
             TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
     }
 }
-// Begins to copy a part of a unit's summed gradients, at `from` in device memory, to the host; wait_for_stores waits.
+// Begins to copy a part's sum, at `from` on the device, to the host; wait_for_stores waits for z->grads_stores[slot].
 static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
     char name[64];
     z->grads_stores[slot] =
@@ -164,7 +163,8 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Waits for reductions; adds a unit's shards (ws: squares) to the host. prefetch_stored, wait_for_stores come before.
+// Adds this rank's shards of `whole`, the unit's buffer, after its reductions, to the host's sum; ws: add_squares'.
+// Call prefetch_stored and wait_for_stores before, and wait_for_stores after: the last copies are in flight till then.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -183,7 +183,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Opens a phase, waits for a unit's reductions, adds its buffer to the stored sum; if in place, begins to store that.
+// Opens a phase; adds a unit's buffer, once reduced, to the stored sum, or begins to store it (zero_adds_in_place).
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -237,7 +237,7 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Opens a phase, waits for a unit's reductions, adds this rank's shards to the stored sum. Unsharded, empty: nothing.
+// Opens a phase; adds this rank's shards of a unit, after its reductions, to the stored sum. Unsharded, empty: nothing.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);

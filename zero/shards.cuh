@@ -1,9 +1,8 @@
 // Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054).
 //
-// A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
-// are ranges of the flat buffers, in the order in which backward finishes their gradients. A unit is cut into buckets
-// of at most --bucket-mib of fp32 gradients, each reduced as soon as its unit's gradients are complete. Each rank owns
-// an equal shard of each bucket, so that collectives are balanced. The shards are the same in every stage:
+// Units (the head's, a layer's, the embeddings' tensors) are ranges of the flat buffers, in the order in which backward
+// finishes their gradients. A unit is cut into buckets of at most --bucket-mib of fp32, reduced when its gradients are
+// complete. Each rank owns an equal shard of each bucket, for balance. The shards are the same in every stage:
 //
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
 //   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
@@ -51,9 +50,10 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-// Cuts the units of a layout, which need not stay, into buckets; an empty unit has none. shards_free frees the tables.
+// Cuts the units of a layout, which need not stay, into buckets of about bucket_bytes of fp32 at most; 0: one bucket a
+// unit. An empty unit has none. shards_free frees the tables.
 static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
-                                   int64_t bucket_bytes) { // of fp32, about, at most; 0: a unit is one bucket
+                                   int64_t bucket_bytes) {
     const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
     struct shards s;
     memset(&s, 0, sizeof s);

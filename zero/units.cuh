@@ -110,7 +110,7 @@ static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Notes which micro-step begins. adds_up: an earlier one of the step made gradients (planning: steps may have several).
+// Notes which micro-step begins. adds_up: the step has gradients of earlier ones (planning: a step may have several).
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -132,7 +132,7 @@ static bool zero_has_unit_gradients(const struct zero *z) {
 static bool zero_adds_in_place(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
-// Whether backward adds to what a gradient's memory holds, the sum of the step's earlier micro-steps, or overwrites it.
+// Whether backward adds to what a gradient's memory holds, a sum of earlier micro-steps; else it overwrites this.
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
@@ -197,7 +197,7 @@ static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
         tickets[i] = 0;
     }
 }
-// Blocks later work of the device until every all-gather of parameters in flight is done.
+// Blocks later work of the device until every all-gather of parameters in flight is done, and clears the tickets.
 static void zero_wait_for_updates(struct zero *z) {
     for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
         unit_wait(z, z->params_tickets, unit);
@@ -248,14 +248,14 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but later
-// micro-steps' forwards; false for frozen tensors, whole states. A wait for none divides recorded work (segments_cut).
+// Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but of a
+// step's later micro-steps. Frozen tensors, unsharded states: false. A wait in vain cuts recorded work (segments_cut).
 static bool gathers_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
 // Blocks later work of the device until a unit's parameters are there, zero_prefetch's or the last update's; brings
-// them in where no prefetch has. Opens a phase where units have buffers and this one elements. Every rank calls this.
+// them in where no prefetch has. Opens a phase where units have buffers, but for an empty unit. Every rank calls this.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
