@@ -13,7 +13,7 @@
 #include <string.h>                   // strcmp, strlen
 
 // A layer keeps, in one of these forms, those inputs of its linear layers that no other op of its backward reads.
-// KEPT_FP8_ATTENTION: as KEPT_FP8, and what attention reads and makes is kept in FP8 too.
+// In FP8 they are transposed, as wgrad reads them. KEPT_FP8_ATTENTION: what attention reads and makes is in FP8 too.
 enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS, KEPT_FP8_ATTENTION };
 
 // The shape of a layer, on which the sizes in the table depend.
@@ -42,8 +42,7 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
 // The elements of an activation. INPUT: a linear layer's input that no other op of the backward reads; ATTENTION:
 // what attention reads or makes, both floatX or FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_ATTENTION, ELEMENTS_SAVED };
-// Returns the bytes per token of an input of `width` elements. In FP8 it is kept transposed, as the gradient of the
-// weight reads it; scales of blocks add 4 bytes an element every 128 tokens.
+// Returns the bytes per token of a kept input of `width` elements; blocks' scales: 4 bytes an element every 128 tokens.
 static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
     case KEPT_FLOATX: return width * s->x;
@@ -281,7 +280,7 @@ struct recompute_entry {
     uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
-// Reads the entry of `list` at *at, and moves *at past its semicolon. Text that is no such list ends the program.
+// Reads the entry at *at of `list`, of --recompute-layer-modules; moves *at past its `;`. Other text ends the program.
 static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
@@ -314,7 +313,7 @@ struct recompute_policy {
 
 // Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full, uniform policy for policy_free: groups of `group` layers (the last may be short) keep their last OUT.
+// Returns a full policy, for policy_free: `group` layers at a time (fewer at the end) keep only their last layer's OUT.
 static struct recompute_policy policy_uniform(int num_layers, int group);
 // Returns a full, block policy, for policy_free: the first n <= num_layers layers keep only OUT, the others all.
 static struct recompute_policy policy_block(int num_layers, int n);
@@ -330,7 +329,7 @@ static struct recompute_policy policy_of_layer_modules(int num_layers, const cha
 // to what fits: ranges of equal layers in order; "" where all keep everything. Returns `out`.
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s);
-// Returns a policy, for policy_free: layers [0, n) keep `kept_first`, others `kept_rest`; policy_none's description.
+// Returns a policy, for policy_free: layers [0, n) keep kept_first, others kept_rest. Its description is policy_none's.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
@@ -340,7 +339,8 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the flops per token to make a set from what is there, a traffic byte as flops_per_byte; SOFTMAX adds ATT.
+// Returns the cost per token, in flops, of making the activations of a set, but not what they are made from; SOFTMAX in
+// the set adds ATT, as one op makes the two. A byte of memory traffic costs flops_per_byte.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks

@@ -129,7 +129,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Prints the validation loss and scores of tasks and texts, if any. EXIT_STOPPED: by a signal. All ranks call this.
+// Loads the model; prints validation loss and scores, if any. Returns EXIT_STOPPED after a signal. All ranks call this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -147,14 +147,14 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Loads the planned model and continues read_prompts' prompts. Returns the exit status. All ranks call this.
+// Loads the planned model; prints each prompt and up to new_tokens more. Returns the exit status. All ranks call this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
 
-// Loads the planned model and answers the turns of --chat by at most new_tokens tokens each. Returns the exit status.
+// Loads the planned model; answers --chat's turns in at most new_tokens tokens each. One rank. Returns the exit status.
 static int run_chat(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

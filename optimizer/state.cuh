@@ -139,7 +139,7 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
-// Returns the format of a state of a tensor's elements; FORMAT_NONE: they do not have it.
+// Returns the format of a state of a tensor's elements; FORMAT_NONE: nothing is stored.
 static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, const struct tensor *t) {
     return o->states[id].formats[tensor_group(o->config, t)];
 }
@@ -178,7 +178,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Begins segment o->num_segments at `place`, where the segment before ends; the caller then increments num_segments.
+// Writes o->segments[o->num_segments], which begins at `place` and ends the segment before; the caller then counts it.
 static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -204,7 +204,7 @@ static void optimizer_make_segments(struct optimizer *o) {
     }
     optimizer_begin_segment(o, o->elements, GROUP_OTHERS);
 }
-// The number of this rank's elements of a group. Groups that do not differ may be counted as one of them.
+// The number of this rank's elements of a group, padding included. Groups that do not differ may count as one of them.
 static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
     int64_t n = 0;
     for (int i = 0; i < o->num_segments; i++)
@@ -253,7 +253,7 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Returns the place, a multiple of STATE_BLOCK, from which on states are offloaded: about a fraction, 0 to 1, of them.
+// Returns the place, a multiple of STATE_BLOCK, from which states are offloaded: a fraction (0 to 1) of the elements.
 static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
@@ -306,7 +306,7 @@ static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
 }
-// Returns where updates collect the amax of a tensor, in device memory; NULL: nowhere.
+// Returns where, in device memory, updates collect the amax of a tensor that is an FP8 weight; NULL: they collect none.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
     for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
         if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
@@ -335,7 +335,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills o->buckets, in device memory: for each bucket its shard's range of this rank's gradients. Waits for the device.
+// Fills o->buckets, in device memory: where this rank's gradients hold its shard of each bucket. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -350,8 +350,8 @@ static void optimizer_fill_buckets(struct optimizer *o) {
     device_synchronize(dev);
     host_free(filled);
 }
-// Sets the addresses of the states and fills the tables, after arenas_allocate and fp8_allocate, whose amaxes the table
-// of tensors points to. The states' values are not set (optimizer_initialize). Waits for the device.
+// Sets the addresses of what optimizer_plan planned and fills the tables, after arenas_allocate and fp8_allocate, whose
+// amaxes the table of tensors points to. The states' values are not set (optimizer_initialize). Waits for the device.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
@@ -371,10 +371,9 @@ static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) 
 
 // ---- reading and writing ----
 
-// Copies elements [at, at + n) of a state that optimizer_holds, in stored format: TRANSFER_TO_HOST from this rank's
-// buffers to `native`, in host memory; TRANSFER_TO_DEVICE from `native` to the buffers, wherever they are. `at` is a
-// multiple of STATE_BLOCK; n is rounded up to a multiple of it. Elements of other ranks' shards, and those whose group
-// lacks the state, take no bytes of `native`. No update is in flight. Returns when the copy is done.
+// Copies elements [at, at + n) of a state that optimizer_holds, as stored, from this rank's buffers, wherever they lie,
+// to `native`, in host memory, or back. `at` is a multiple of STATE_BLOCK; n is rounded up to one. Elements of other
+// ranks' shards or of groups without the state take no bytes of `native`. No update is in flight. Returns when done.
 static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                  char *native, enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;
@@ -442,7 +441,8 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
     }
 }
 // Sets what this rank holds of parameters [at, at + n) to `exact`, (n): parameters rounded, master weights and averages
-// exactly. No update is in flight. `exact` and rounded (2 n), in host memory, stay until the device was waited for.
+// exactly. No update is in flight. `exact` and `rounded`, (2 n) of scratch, in host memory, stay until the device was
+// waited for. The known amaxes of FP8 weights become invalid.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {
