@@ -410,7 +410,7 @@ static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64
     optimizer_copy_state(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
-// Zeroes all states, with gaps, on the device enqueued; optimizer_set_parameters then sets those that don't start at 0.
+// Zeroes all states and gaps, enqueued if on the device; optimizer_set_parameters then sets what doesn't start at 0.
 static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;

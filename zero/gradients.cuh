@@ -15,7 +15,7 @@ static bool unit_is_streamed(const struct zero *z, int unit) {
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part that begins with `bucket`, an index over all units: to the unit's end or, streamed, of that bucket.
+// Returns the part that begins with `bucket`, an index over all units: the unit's rest or, if streamed, that bucket.
 static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -26,7 +26,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a unit's slot 0 or, streamed, 1: device memory for a part (stored_at), live in this phase; NULL: planning.
+// Returns a unit's slot 0 or, if streamed, 1: device memory for a part (stored_at), live in this phase; NULL: planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -242,7 +242,7 @@ static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
-// Blocks later work of the device, in a phase of its own, until all gradients that are kept on the host are there.
+// Blocks later work of the device, in its own phase, until all gradients kept on the host are there. None: nothing.
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;
