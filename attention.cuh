@@ -24,27 +24,27 @@ enum attention_backend {
 };
 
 enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
-// Frees what attention keeps from call to call, before device_close. May be called where nothing is kept.
+// Frees cuDNN's plans, which no recorded graph may still hold, before device_close. Does nothing where there are none.
 static void attention_close(struct device *dev);
 
-// Returns the bytes of `saved`: fp32 (B, H, T) log-sum-exps; of unfused, floatX (B, H, T, T) probabilities.
+// Returns the bytes of `saved`: fp32 (B, H, T) log-sum-exps; of unfused attention, floatX (B, H, T, T) probabilities.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
-// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv); mask, hidden
-// keys and softcap as the shape says. Ends the program where the backend has no such shape or dropout. amax (1): merges
-// out's (kernels/amax.cuh); NULL: not taken. saved: for backward. workspace: attention_forward_workspace_bytes.
+// Writes out = dropout(softmax(scale Q K^T + causal mask)) V; mask, hidden keys and softcap as the shape says, q and k
+// rotated before. Fills `saved` for backward. amax (1): merges out's (kernels/amax.cuh); NULL: not taken. workspace:
+// attention_forward_workspace_bytes. A feature that the backend (for fused: flash) lacks ends the program.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
-// Returns the bytes of attention_backward's workspace. any_order: dQ's bits may differ between calls.
+// Returns the bytes of attention_backward's workspace. any_order (its options'): dQ's bits may differ between calls.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
-// Writes to all of dqkv the gradient of attention_forward, whose backend, shape, dropout, qkv, out and saved these are;
-// undoes RoPE on dqkv and takes its amax and sums as options ask. workspace: attention_backward_workspace_bytes.
+// Writes all of dqkv, the gradient of attention_forward, whose arguments these are. As options ask, undoes RoPE, merges
+// amax and, where attention_bias_num_runs > 0, writes bias_partial. workspace: attention_backward_workspace_bytes.
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -91,7 +91,7 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls flash_backward. saved: lse (B, H, T). Takes only options.amax: attention_backward undoes RoPE.
+// Calls flash_backward. saved: lse (B, H, T). Of options reads only amax: attention_backward undoes RoPE afterwards.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -109,7 +109,7 @@ static void attention_sm90_forward(floatX *out, void *saved, const floatX *qkv, 
                                    struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     sm90_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls sm90_backward, which undoes RoPE too. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
+// Calls sm90_backward, which does all that options ask. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
 static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const void *saved, struct attention_shape s, struct dropout dropout,
                                     struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -128,7 +128,7 @@ static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls cuDNN. saved: lse (B, H, T). dropout is not read: p is 0. options.rotary is not read: the caller undoes RoPE.
+// Calls fused_backward. saved: lse (B, H, T). dropout is not read: p is 0. Of options reads only any_order and amax.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -145,7 +145,7 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls unfused_backward. saved: probabilities (B, H, T, T). Takes only options.amax: attention_backward undoes RoPE.
+// Calls unfused_backward. saved: probabilities (B, H, T, T). Of options reads only amax; RoPE is undone afterwards.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -207,7 +207,7 @@ static const struct attention_row *attention_row(enum attention_backend backend)
     }
     fail("attention: no backend is chosen");
 }
-// Returns a backend's name as --attention-backend has it; the two flash backends have one name.
+// Returns a backend's name as --attention-backend has it, "auto" too; the two flash backends have one name.
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }
@@ -236,7 +236,7 @@ static size_t attention_saved_bytes(enum attention_backend backend, struct atten
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return attention_row(backend)->keeps_probabilities ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
 }
-// Returns what natural log-sum-exps are multiplied by for a backend's backward.
+// Returns the factor that makes natural log-sum-exps what a backend's backward reads: log2(e) for base 2, else 1.
 static float attention_lse_factor(enum attention_backend backend) {
     return attention_row(backend)->log2_lse ? 1.44269504f : 1;
 }
@@ -248,7 +248,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// The number of rows of options.bias_partial, each of a run of dqkv's rows; 0: backward makes no such sums.
+// The number of rows of options.bias_partial, each the sums of a run of dqkv's rows; 0: backward makes no such sums.
 static int64_t attention_bias_num_runs(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_num_runs ? row->bias_num_runs(shape) : 0;
