@@ -42,12 +42,12 @@ static inline bool config_is_default(const struct config *config, int row) {
     return strcmp(option_text(text, &config_rows[row], config),
                   option_text(default_text, &config_rows[row], &defaults)) == 0;
 }
-// Whether a row's option names the weights that the run began with, which --init-from or a checkpoint may set.
+// Whether a row's option names the run's first weights: --init-from, --init-from-ema, --lora-adapter.
 static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether "given" names an option: typed, or changed by auto or found; but no --out, --resume, --new-data, --config.
+// Whether "given" has a row: typed, changed by auto, or first weights found; no --out, --resume, --new-data, --config.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -57,7 +57,7 @@ static inline bool config_file_lists_as_given(const struct config *config, int r
     return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
-// Writes the resolved options, "given" and "left_open" into the file at `path`. A pipe or a failure ends the program.
+// Writes the resolved options, "given" and "left_open" over the file at `path`. A pipe or a failure ends the program.
 static inline void config_write_json(const struct config *config, const char *path) {
     if (is_pipe(path))
         fail("%s: is a pipe, not a regular file; remove it", path);
@@ -95,7 +95,7 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option to a text, to which a string then points, or adds it to a list. A wrong text ends the program.
+// Sets an option to a text, which a string option then points to, or adds it to a list. A wrong text ends the program.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -121,7 +121,7 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option (a list: empty before) to a member's value; strings point into it. A wrong value ends the program.
+// Sets an option (a list must be empty) to a member's value; strings may point into it. A wrong value ends the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -161,7 +161,7 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the file's run chose the option: not in `given` (NULL: false), and `value` as in left_open, else the default.
+// Whether the file's run chose the option: not in `given` (NULL: false), and `value` is left_open's, else the default.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -181,8 +181,8 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets, and counts as given, the options of --config's file but what is given already or its run left open. Sets
-// config->file, into which strings point. Ends the program where the file can't be read, or has a wrong name or value.
+// Sets, and counts as given, the options in --config's file that were neither given before nor left open by its run.
+// Strings point into config->file, set here. A file that can't be read, or a wrong name or value, ends the program.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

@@ -30,7 +30,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
     memcpy(options, all, sizeof all);
 }
 
-// Resets options of FP8 that have no use to their defaults, as if not given, except where by_user[row] is set.
+// Resets options of FP8 that have no use to their defaults, as if not given, except where by_user (CONFIG_ROWS) is set.
 static inline void config_drop_unused_fp8(struct config *c, const bool *by_user) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     config_fp8_options(options, c);
@@ -58,7 +58,7 @@ static inline void config_check_fp8_use(const struct config *c) {
     }
 }
 
-// Ends the program unless operands' widths and tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires.
+// Ends the program unless widths and tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires. FP8 must be on.
 static inline void config_check_fp8_sizes(const struct config *c) {
     const bool blocks = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE;
     const long long unit = blocks ? 128 : 16, tokens = (long long)c->training.micro_batch_size * c->model.seq_length;
@@ -90,8 +90,8 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
-// Sets c->fp8_attention_forward by NVTE_FP8_DPA_BWD in the environment, if attention in FP8 is asked for, else does
-// nothing. Ends the program for a wrong value there, and for options that FP8 attention does not go with.
+// Sets c->fp8_attention_forward to whether NVTE_FP8_DPA_BWD is 0 in the environment and attention in FP8 is full; does
+// nothing if it is none. Ends the program for a wrong value there, and for options that FP8 attention does not go with.
 static inline void config_resolve_fp8_attention(struct config *c) {
     static const char variable[] = "NVTE_FP8_DPA_BWD", option[] = "--fp8-dot-product-attention";
     const char *value = getenv(variable);

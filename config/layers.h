@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
 
-// Reads the next finite number of a list such as 1.5,2 at *at; moves past its comma. False: no list there, or its end.
+// Reads the next finite number of a list such as 1.5,2 at *at, and moves past its comma; false, and *at stays: none.
 static inline bool config_next_number(const char **at, double *value) {
     char *end;
     *value = strtod(*at, &end);
@@ -93,7 +93,7 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Returns how attention computes, by resolved options, in the layers that config_fp8_layers finds.
+// Returns whether none, forward or all of attention is in FP8, by resolved options, in the layers of config_fp8_layers.
 static inline enum config_fp8_attention config_attention_in_fp8(const struct config *c) {
     switch (c->fp8.fp8_dot_product_attention) {
     case FP8_ATTENTION_NONE:

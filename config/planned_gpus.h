@@ -4,7 +4,7 @@
 #include <stddef.h> // NULL
 #include <stdlib.h> // strtol
 
-// Returns the name in --plan-gpu's text, "2x3090" or "3090", a part of it; *count = the GPUs, 0: no number of GPUs.
+// Returns the name in --plan-gpu's text, a pointer to 3090 in "2x3090" or "3090"; *count = the GPUs, 0: not given.
 static inline const char *planned_gpus(const char *text, int *count) {
     char *end = NULL;
     *count = 0;

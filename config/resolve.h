@@ -20,8 +20,8 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Derives the query groups and a head's size where they are 0. Ends the program unless the groups divide the heads, the
-// heads the hidden size (for a derived size of a head), and 8 the size of a head.
+// Derives the query groups (0: as many as heads) and the size of a head (0: hidden size / heads). Ends the program
+// where the groups do not divide the heads, that quotient is not whole, or the size of a head is no multiple of 8.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -132,7 +132,7 @@ static inline void config_check_model(const struct config *c) {
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
 
-// Resets what a preset sets beside its window, where the user takes the window away.
+// Resets --window-attn-skip-freq and --rotary-base-local, which a preset may set, unless given, if there is no window.
 static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.window_attn_skip_freq))
         c->model.window_attn_skip_freq = "none";
@@ -145,7 +145,8 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Sets model options left open, and RoPE's positions to at least --seq-length. Contradictions end the program.
+// Sets model options left open, and raises the positions to --seq-length. Contradictions, such as a given number of
+// learned positions below --seq-length, end the program.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -153,7 +154,6 @@ static inline void config_resolve_model(struct config *c) {
         c->model.ffn_hidden_size = activation_is_gated(c->model.activation)
                                        ? (c->model.hidden_size * 8 / 3 + 127) / 128 * 128
                                        : 4 * c->model.hidden_size;
-    // A preset's positions grow with a longer sequence; a number that the user gave does not.
     if (c->model.max_position_embeddings < c->model.seq_length) {
         if (config_learns_positions(c) && c->model.max_position_embeddings > 0 &&
             config_given(c, model.max_position_embeddings))
@@ -222,7 +222,7 @@ static inline void config_resolve_ramp(struct config *c) {
             text, c->ramp.increment, c->ramp.start, c->ramp.batch);
 }
 
-// Sets --global-batch-size, where 0, to c->ranks micro-batches; sets c->ramp. Ends the program where one does not fit.
+// Sets --global-batch-size, if 0, to c->ranks micro-batches, and c->ramp. A size that is no multiple ends the program.
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->training.micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it",
@@ -240,7 +240,7 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
-// Sets options of the learning rate's schedule that were left open; contradictions end the program.
+// Sets options of the learning rate's schedule that were left open, by --train-steps; contradictions end the program.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -297,7 +297,7 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
-// Sets options of data and evaluation that were left open; contradictions, and what the run lacks, end the program.
+// Sets options of data and evaluation left open. Contradictions, and a lack of what the run needs, end the program.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -362,8 +362,8 @@ static inline void config_check_recompute_lists(const struct config *c) {
         recompute_next_entry(c->recompute.recompute_layer_modules, &at);
 }
 
-// Ends the program where q, k and v are together 2^30 wide, a micro-batch has 2^30 tokens, or the activations' bytes or
-// the run's tokens reach 2^60: other files compute with these numbers in 32 and 64 bits.
+// Ends the program where q, k and v are together 2^30 wide or more, a micro-batch has 2^30 tokens or more, or the
+// activations' bytes or the run's tokens reach 2^60: other files compute with these numbers in 32 and 64 bits.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->training.micro_batch_size * c->model.seq_length;
     const double qkv = ((double)c->model.num_attention_heads + 2.0 * c->model.num_query_groups) * c->model.kv_channels;
