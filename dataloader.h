@@ -8,8 +8,7 @@
 //
 // Where documents are separated, each token comes with the place in the sample at which its document begins, 0 where it
 // begins before the sample: at the end-of-text token or after it, or where a Megatron dataset's .idx says. Finetuning
-// shards (formats/finetune_shard.h) say themselves where documents begin, and which targets count; their rows are the
-// windows.
+// shards (formats/finetune_shard.h) say where documents begin, and which targets count; their rows are the windows.
 //
 // A thread reads files by pread (why no mapping: read_exactly in runtime/files/file_read.c), ahead of the step, into a
 // ring of samples, so that cold pages, network file systems and the checks of tokens cost the step nothing. Timing
@@ -106,7 +105,7 @@ struct dataloader {
     struct read_ahead ahead;
 };
 
-// Allocates zeroed memory, which the caller frees; out of memory ends the program, by a message with `option`.
+// Allocates `count` zeroed elements of `bytes` bytes, which the caller frees. Out of memory ends the program.
 static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     void *memory = calloc(count ? count : 1, bytes);
     if (!memory)
@@ -114,7 +113,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Finds where a sample of the global sequence or of loader->only's order begins: at *first_token of files[*file].
+// Finds where a sample of the global sequence or of loader->only's order begins: token *first_token of files[*file].
+// Only the thread, if there is one, calls this, because an order keeps the epoch that was asked for last.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -137,8 +137,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = the place in the sample at which each token's document begins; the sample's first token is token
-// `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
+// documents (n) = the place in the sample at which each token's document begins, 0 also for one before the sample,
+// whose first token is token `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -215,7 +215,7 @@ static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uin
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
 
-// Reads this rank's samples from ahead->start on into the ring, until ahead->stop; argument: the struct dataloader.
+// Reads this rank's samples from ahead->start on into the ring, marking bad ones, until ahead->stop. argument: loader.
 static void *read_ahead_main(void *argument) {
     struct dataloader *loader = (struct dataloader *)argument;
     struct read_ahead *ahead = &loader->ahead;
@@ -280,7 +280,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
         fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
 }
 
-// Ends the thread, frees the ring and zeroes *ahead, with B and capacity; does nothing where there is no thread.
+// Ends and joins the thread, frees the ring, zeroes *ahead (B and capacity too); does nothing where there is no thread.
 static void read_ahead_stop(struct read_ahead *ahead) {
     if (ahead->capacity == 0)
         return;
@@ -322,7 +322,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens paths (count) into files[num_files] on and counts windows; num_files stays. An unusable file ends the program.
+// Opens paths (count) into files and windows, which have room, from num_files on; num_files stays. A bad file is fatal.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -454,7 +454,7 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Sets how documents are told apart, once, before any read (BOUNDARY_INDEX: Megatron's); a bad .idx ends the program.
+// Sets how documents are told apart, once, before any read. BOUNDARY_INDEX is Megatron's; a bad .idx ends the program.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -538,7 +538,8 @@ static void dataloader_read_from_ring(struct dataloader *loader, struct token_ba
     }
 }
 
-// Takes rank r's samples [r B, (r + 1) B) of the next B*ranks, read ahead or now. B: all ranks'. Bad ones end the run.
+// Fills a batch with samples [r B, (r + 1) B) of the next B*ranks, where r is this rank, waiting for the thread, if
+// any, and moves the position past all B*ranks. B is equal on all ranks. A sample that can't be read ends the program.
 static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);
@@ -551,7 +552,6 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
     dataloader_read_batch(loader, batch, B);
 }
 
-// Returns the next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
 // Moves to a sample of the global sequence and drops what was read ahead, unless the loader's position is that sample.
@@ -585,7 +585,7 @@ static void dataloader_take_part(struct dataloader *loader, int part) {
     dataloader_seek(loader, 0);
 }
 
-// The number of samples, each once, of the part that all samples are of or, of several, of those with a weight above 0.
+// The number of samples of an epoch of dataloader_take_part's part, else of all parts with a weight above 0.
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     uint64_t samples = 0;
     for (int i = 0; i < loader->mixture.count; i++)
@@ -600,7 +600,7 @@ static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) 
         tokens += loader->parts[i].total_tokens;
     return tokens;
 }
-// Returns how many epochs of a part precede a sample of the global sequence, with the fraction done of the last one.
+// Returns the epochs of a part, as 1.5, that the run takes before `sample`, which is mixture.first_sample or later.
 static inline double dataloader_epochs(const struct dataloader *loader, int part, uint64_t sample) {
     double more;
     const uint64_t taken = mixture_taken(&loader->mixture, part, sample),
