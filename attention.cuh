@@ -263,7 +263,7 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
 static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
     return options.rotary ? NULL : options.amax;
 }
-// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D) in place and takes options.amax; without options.rotary does neither.
+// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D) in place and merges options.amax; without options.rotary does neither.
 static void attention_undo_rope(floatX *dqkv, struct attention_backward_options options, struct attention_shape shape,
                                 struct device *dev) {
     if (options.rotary)

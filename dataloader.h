@@ -563,8 +563,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_restart(loader, loader->ahead.B);
 }
 
-// Moves to a sample of a run whose mixture began at first_sample; starts (mixture.count), copied, has each part's past.
-// Shards that were added to a part are used from its first epoch that has not begun.
+// Moves to `sample` of a run whose mixture began at first_sample, at most `sample`. starts (mixture.count), copied, has
+// each part's past. Shards that were added to a part are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;

@@ -17,7 +17,7 @@ enum { CONFIG_FILE_BYTES = 1 << 20 }; // the most that is read
 #define CONFIG_FILE_GIVEN "given"
 #define CONFIG_FILE_LEFT_OPEN "left_open"
 
-// Whether --recompute-granularity auto chooses the option of a row.
+// Whether a row's option is one that --recompute-granularity auto may choose, or --recompute-granularity itself.
 static inline bool config_auto_chooses(int row) {
     const int rows[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
                         CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
