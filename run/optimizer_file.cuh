@@ -56,7 +56,7 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = the format of state `id`, a moment, whose tensor in a file is of this type; false: no format has it.
+// *format = the format of state `id`, a moment, whose tensor in a file is of this type. False: none is, *format stays.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;

@@ -52,7 +52,7 @@ static unsigned long long digest_shown(const struct known_tokenizer *known) {
         shown = shown << 8 | known->digest.text[i];
     return shown;
 }
-// Sets *known, zeros at first, by a tokenizer.json, unless it is from that file already. A bad file ends the program.
+// Sets *known, zeros at first, by a tokenizer.json, unless set by that path. A bad or missing file ends the program.
 static void known_tokenizer_read(struct known_tokenizer *known, const char *path) {
     struct error_text error;
     if (strcmp(known->from, path) == 0)
@@ -63,8 +63,8 @@ static void known_tokenizer_read(struct known_tokenizer *known, const char *path
     snprintf(known->from, sizeof known->from, "%s", path);
 }
 
-// Ends the program where the loader's shards (NULL: none) are by other tokenizers than each other or *data (zeros: not
-// known), which gets the first known one: by a shard's header, else by its tokenizer.json.
+// Ends the program where a shard of the loader (NULL: no loader) gives other ids than *data, both being known. Sets
+// *data, if not known (zeros), to the first known tokenizer: by a shard's header, else by its tokenizer.json.
 static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
     struct known_tokenizer shard, beside;
     char path[PATH_MAX];
@@ -86,8 +86,8 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the job, by rank 0, where the data were made by several tokenizers, or by another than the folder's of
-// --init-from or --resume. Only warns where just added tokens differ: users give spare tokens a meaning.
+// Ends the job, on rank 0 (others do nothing), where the data are of several tokenizers, or of another than the
+// folder's of --init-from or --resume. Only warns where just added tokens differ: users give spare ones a meaning.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -202,7 +202,7 @@ static int tokens_of_data(const struct dataloader *train) {
     vocabulary_close(&of_data);
     return size;
 }
-// Prints a note on `out`, on rank 0, where the model has twice as many tokens as the data's tokenizer, or more.
+// Prints a note on `out`, on rank 0, where the model has twice as many tokens as --train-data's tokenizer, or more.
 static void report_unused_vocabulary(const struct run *r, FILE *out) {
     const int V = r->config->model.vocab_size, tokens = r->train && r->config->rank == 0 ? tokens_of_data(r->train) : 0;
     if (tokens > 0 && tokens <= V / 2)

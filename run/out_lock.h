@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes the lock into config->out_lock, which stays -1 where --out is missing. Returns NULL, or why the run ends.
+// Takes the lock into config->out_lock; -1: no --out. Only warns where locks are impossible. Returns NULL or an error.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;
@@ -36,8 +36,8 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     return NULL;
 }
 
-// Takes the lock of --out, unless this run has it or --out is missing: then out_lock_new does. Only warns where locks
-// are impossible. Ends the job where another run has it or the folder is another program's. Every rank calls this.
+// Takes the lock of --out on rank 0, unless it has that or --out is missing: then out_lock_new does. Only warns where
+// locks are impossible. Ends the job where another run has it or the folder is another program's. Every rank calls.
 static void out_lock(struct config *config) {
     struct error_text error;
     const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;

@@ -107,7 +107,7 @@ static void plan_svg_escape(FILE *file, const char *text) {
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
 // Draws a memory's arenas to scale as a bar from x on, up to the larger of peak and budget (SIZE_MAX: none). A budget
-// above PLAN_FAR_BUDGET peaks is only named. For MEMORY_DEVICE, activations = the y of that arena's bottom and top.
+// above PLAN_FAR_BUDGET peaks is only a text. For MEMORY_DEVICE, activations = y of ARENA_ACTIVATIONS' bottom and top.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;

@@ -10,7 +10,7 @@
 #include <stdlib.h>            // free
 
 // Prints, by category of the device's memory, the live bytes in the peak phase, which with gaps sum up to the peak, and
-// the most in any. Then both memories' arenas, and gpt_step_transfer_bytes. one_memory: the device's is the host's.
+// the most in any. Then both memories' arenas, and transfer_bytes, a step's. one_memory: the device's is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 

@@ -143,7 +143,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Prints the peak without recomputation, if it fits `limit` and the run recomputes, not by auto. Returns whether so.
+// Prints the peak without recomputation, if that fits `limit` and the user chose to recompute. Returns whether so.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
@@ -162,7 +162,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the micro-batch, doubled 1 to 4 times, as `limit` and the batch allow, unless auto chose. Returns whether so.
+// Prints the micro-batch doubled 1 to 4 times while `limit` and the batch allow, unless auto chose. Returns whether so.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;

@@ -4,7 +4,7 @@
 #include "kernels/device.cuh" // struct compute_capability
 #include "run/gpu_names.h"    // gpu_asked, gpu_name
 
-// Returns the row of --plan-gpu, of alike ones the slowest; NULL: none is named. Ends the program where gpu_asked does.
+// Returns the row of --plan-gpu, of alike ones the slowest; NULL: none is named. Ends the program for a bad name.
 static const struct gpu_peak *planned_gpu(const struct config *c) { return gpu_asked(c->memory.plan_gpu); }
 // Returns the compute capability of the GPU that --plan-gpu names; major 0: none is named.
 static struct compute_capability planned_capability(const struct config *c) {

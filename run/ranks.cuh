@@ -35,7 +35,7 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Returns the bytes that this rank may take of the device's memory, of its share of the host's, and of both if they are
+// Returns the bytes, free and in budget, of the device's memory, this rank's share of the host's, and both if they are
 // one; SIZE_MAX: any. With --plan only budgets count and, for auto without --memory-budget, --plan-gpu's memory.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
@@ -227,7 +227,7 @@ static int take_request(struct run *r) {
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Sets r->save_wanted or r->stopped, as `request` asks, a sum of REQUEST_* that reached `rank`. Says why a run stops.
+// Sets r->save_wanted or r->stopped, as `request` asks, a sum of REQUEST_* that reached `rank`. Logs why a run stops.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";

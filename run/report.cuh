@@ -98,7 +98,7 @@ static void muon_names(char *text, size_t n, const struct gpt *m) {
             text_add(text, n, "%s%s", *text ? ", " : "", strchr(name, '.') + 1);
     }
 }
-// Prints what Muon updates and what it costs, and the decay of the moving averages.
+// Prints what Muon, if used, updates and what it costs, and the decay of the moving averages, if kept.
 static void report_optimizer(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -194,7 +194,7 @@ static void report_device(const struct run *r) {
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }
 
-// Prints, with --plan on the CPU, what a process holds beside its plan; measured on steps of 5 to 800 MiB.
+// Prints, with --plan on the CPU, what a process holds beside its plan: fixed texts, measured on steps of 5 to 800 MiB.
 static void report_beside_plan(const struct run *r) {
     if (!r->config->memory.plan || device_is_gpu(&r->dev))
         return;

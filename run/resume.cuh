@@ -174,7 +174,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Prints how a save ended, and sets r->save_failed. A failed save does not end the run. problem: NULL: it succeeded.
+// Prints how a save of `seconds` ended, and sets r->save_failed; the run goes on. problem: NULL: the save succeeded.
 static void report_save_result(struct run *r, const char *problem, double seconds) {
     r->save_failed = problem != NULL;
     log_end_line(&r->log);
@@ -185,8 +185,8 @@ static void report_save_result(struct run *r, const char *problem, double second
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
-// Waits for the save in progress, if any, prints how it ended and sets r->save_failed. Only rank 0 says that all have
-// written; a rank that failed after rank 0 gave up is silent. A rank that can't tell rank 0 ends the job.
+// Waits for the save in progress on this rank, if any, prints how it ended and sets r->save_failed. Only rank 0 says
+// that all have written; a rank that failed after rank 0 gave up is silent. A rank unable to tell rank 0 ends the job.
 static void finish_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -215,7 +215,7 @@ static int first_rank_without(const struct run *r, bool done, const char *what, 
     free(all);
     return rank;
 }
-// Ends the job where a rank that writes checkpoints does not see rank 0's signed lock in --out. Every rank calls this.
+// Ends the job where a rank that writes checkpoints does not read rank 0's text in --out's lock file. Every rank calls.
 static void check_ranks_share_out(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];

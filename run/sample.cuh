@@ -179,7 +179,7 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
 
 // Continues each row of tokens (sequences, n), of which row b begins with a prompt of lengths[b] tokens (1 to
 // prompt_tokens), by n minus the longest prompt's length; n - 1 is at most decode_tokens. One seed and stream give one
-// text. Returns false where `stop` (NULL: never), asked before each token, has returned true. Every rank calls this.
+// text. Returns false where `stop` (NULL: never), asked before each token, says true: on all ranks. Every rank calls.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

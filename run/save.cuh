@@ -143,7 +143,7 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of `step` the best one, if it is in --out and no later one is best, or warns. Rank 0 calls this.
+// Makes the checkpoint of `step` the best one, if it is there and no later one is best; failing, warns. Rank 0 calls.
 static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
     const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);

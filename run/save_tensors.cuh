@@ -51,8 +51,8 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 
 // ---- values ----
 
-// Finds the next range of [*at, end) that this rank writes, in the frozen or the trained flat buffers: sets *at to the
-// first element, and *place to that element's place in this rank's buffer. Returns the length; 0: none is left.
+// Finds the next range of [*at, end) that this rank writes, in the frozen or the trained flat buffers: *at = the first
+// element, *place = its place in this rank's buffer. Returns the length, for the caller to add to *at; 0: none.
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
@@ -120,7 +120,7 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes element `at` of the flat buffers. end: of the element's parameter. Keeps the answer's range.
+// Whether this rank writes element `at` of the flat buffers. end: of its parameter. s->range = the answer's range.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;

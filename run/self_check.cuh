@@ -77,7 +77,7 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
 // Runs a stage of the check with all keys seen and, where the model hides some, with some hidden: its layers may be of
-// two kinds. reason (size bytes, empty before) = what is wrong; "": nothing. Raises *largest as check_attention does.
+// two kinds. reason (size bytes, empty before) = what is wrong; "": nothing. Raises *largest to the largest distance.
 static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
                              int multiprocessors, double *largest, struct device *dev) {
     const bool hides = check.hides_keys;
@@ -86,7 +86,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens GPU `gpu` in a child, which ends when process `parent` does, sets *properties and prints SELF_CHECK_OPEN.
+// Opens GPU `gpu` in this child, which then ends with process `parent`; sets *properties, prints SELF_CHECK_OPEN.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -171,7 +171,7 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child that opened its GPU and gave no verdict hung or failed, not by lack of memory or by a signal sent.
+// Whether a child, its GPU open and no verdict given, hung or failed, not by lack of memory or by a signal sent to it.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;

@@ -148,7 +148,7 @@ static enum attention_backend measure_last_at(const char *output) {
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. False: no line, yet kind is set.
+// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. False: no line, but kind is WRONG.
 static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);

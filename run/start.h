@@ -302,7 +302,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets a model's options, as given. Another value of the user ends the program, but stays where it may extend a model.
+// Sets a model's options, as given. Another value by the user stays where CONFIG_EXTENDS is set, else ends the program.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {

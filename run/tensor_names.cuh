@@ -68,7 +68,7 @@ struct huggingface_builder {
 };
 
 // Adds the tensor PREFIX[LAYER.]NAME (layer -1: no LAYER), of rows [first_row, first_row + rows) of a parameter, or
-// zeros where the model does not have it. The result points into the list and is valid until the next call.
+// zeros (cols 0) where the model lacks the parameter. The result points into the list and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;

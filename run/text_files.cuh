@@ -4,7 +4,7 @@
 
 // path (size bytes) = the file `name`: beside the shards of open training, else validation data, with their prefix or
 // without; else in the folder of the checkpoint or model that the run starts from, generation_config.json's only place.
-// Siblings of a tokenizer.json beside the shards are only looked for there. False: none, and `path` has no meaning.
+// Where tokenizer.json is beside the shards, its siblings are only looked for there. False: none, `path` is undefined.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};

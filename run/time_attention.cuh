@@ -53,7 +53,7 @@ static float *timed_rotary(const struct attention_timing *timing, size_t bytes, 
     free(host);
     return rotary;
 }
-// Allocates and fills the operands, for whichever candidate takes most; timed_close frees them. Waits for the device.
+// Allocates the operands, sized for each candidate, and fills the inputs; timed_close frees all. Waits for the device.
 static struct timed_attention timed_open(const struct attention_timing *timing, struct device *dev) {
     struct timed_attention a;
     timed_sizes(&a, timing, dev);
@@ -98,9 +98,9 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates and sets timing->seconds. Halves timing->shape.B until the operands fit into most_bytes, and B,
-// then T, while one forward and backward is over 5e13 flops, a sixth of a second. `begins` is called each time before a
-// backend's work is enqueued, so that a fault has a culprit.
+// Times the candidates and sets their timing->seconds. Halves timing->shape.B until the operands fit into most_bytes or
+// it is 1, and B, then T, while one forward and backward is over 5e13 flops, a sixth of a second. `begins` is called
+// each time before a backend's work is enqueued, so that a fault has a culprit.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

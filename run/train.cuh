@@ -89,8 +89,8 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Sets the entry's MFU, of one rank, by the peak of the start: one that steps could raise would call the fastest 100 %.
-// A step above a measured peak shows that the peak is too low: from there on there is no MFU.
+// Sets the entry's MFU by tokens_per_second, of one rank, and r->peak_flops (0: NAN). A step above a measured peak
+// shows that the peak is too low, and sets it to 0 for good: raised, it would call the fastest step 100 %.
 static void measure_utilization(struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     const double share = flops.done * tokens_per_second / r->peak_flops;

@@ -59,7 +59,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
-// operands (count), on the device, = noise, made a piece at a time, since this memory is beside what is planned.
+// operands (count), on the device, = noise, a piece at a time: the host's is not in the plan. Waits for the device.
 static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct device *dev) {
     const int64_t PIECE = 1 << 16;
     floatX *noise = (floatX *)host_allocate((size_t)PIECE * sizeof *noise, dev);

@@ -12,7 +12,7 @@ static int validation_batches(const struct run *r) {
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads this rank's next batch of r->val, in r's memory: `number` of all, from 0 on. Rows past the data have no target.
+// Reads this rank's next batch of r->val into r. number: its index among all ranks'. Rows past the data: no target.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
