@@ -95,8 +95,8 @@ struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Returns what a run with the options `changed` would take, by a plan. Where the run chose its chunk of logits, the
-// chunk is chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
+// Returns the time and bytes that a run with the options `changed` would take, by a plan. Where the run chose its chunk
+// of logits, the chunk is chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
@@ -188,8 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints auto's first choice that fits `limit` less a margin and the host's budget, or that none does. Gives auto, in
-// turn, nothing more, --zero-stage 3, --micro-batch-size 1 or these two; then, at size 1, also --allow-lossy-states.
+// Prints auto's first choice that fits `limit` less a margin and the host's budget, or that none does. Tries auto with,
+// in turn, no other option, --zero-stage 3, --micro-batch-size 1, both; then, at size 1, also --allow-lossy-states.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;

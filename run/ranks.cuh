@@ -250,7 +250,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Sets entry's collectives: times since the last call; bytes up to r->comm_sent_by_step[slot]. One rank: does nothing.
+// Sets entry's collectives since the last call: times to now, bytes to r->comm_sent_by_step[slot]. One rank: nothing.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)

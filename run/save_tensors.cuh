@@ -82,7 +82,7 @@ static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t 
         out[i] = low ? parameter_joined(rounded[i], low[i]) : to_float(rounded[i]);
 }
 
-// Writes `count` bytes at `offset` of the file, in SAVE_BY_ONE its next ones. Returns NULL, or an error.
+// Writes `count` bytes at `offset` of the file; SAVE_BY_ONE appends and ignores `offset`. Returns NULL, or an error.
 static const char *save_bytes(struct save_tensors *s, uint64_t offset, const void *bytes, uint64_t count) {
     return s->pass == SAVE_BY_ONE ? checkpoint_file_write(&s->writer, bytes, count)
                                   : checkpoint_part_write(&s->part, offset, bytes, count);
