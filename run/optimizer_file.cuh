@@ -73,7 +73,7 @@ static int64_t tensor_visible_elements(const struct tensor *t) { return (int64_t
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
-// Returns the entry, without offsets, of a state's tensor or of its `scales`. Sets `name`, which must stay; `id`: any.
+// Returns the entry, not laid out, of a state's tensor or `scales`. Sets `name`, which must stay; `id` is the caller's.
 static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
                                                     const struct tensor *t, enum state_format format, bool scales,
                                                     int id) {
