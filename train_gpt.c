@@ -15,15 +15,27 @@
 #include "run/version.h"             // --version
 #include "runtime/machine/error.h"   // fail
 #include "runtime/machine/process.h" // libraries_have_started, standard_files_open, spin_briefly
+#include <poll.h>                    // poll
 #include <stdio.h>                   // printf
+#include <unistd.h>                  // STDOUT_FILENO
+
+// Whether nobody reads stdout any more, a pipe or a socket whose other end is closed.
+static bool reader_is_gone(void) {
+    struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+    return poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0;
+}
 
 // Flushes stdout where it is the run's result (a plan, a loss, samples; not training's), and ends the program where it
-// could not be written, as on a full disk. A reader that has closed its pipe (EPIPE), as head does, is no error.
+// could not be written, as on a full disk. A reader that has closed its pipe (EPIPE), as head does, is no error. After
+// an earlier write that failed only ferror() tells so, without a reason.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
-    if (prints_result && (fflush(stdout) != 0 || ferror(stdout)) && errno != EPIPE)
-        fail("the standard output cannot be written: %s", strerror(errno));
+    if (!prints_result || (fflush(stdout) == 0 && !ferror(stdout)))
+        return;
+    const int reason = errno;
+    if (reason != EPIPE && (reason != 0 || !reader_is_gone()))
+        fail("the standard output cannot be written: %s", reason ? strerror(reason) : "an earlier write failed");
 }
 
 // Prints what --version adds: commit, compiler, engines for CPUs, libraries, and what the build has for GPUs.
