@@ -1,5 +1,4 @@
-// The model: its steps (a micro-step, the update, an evaluation), the plan of its memory, its memory. A micro-step is
-// embedding, blocks, head and their backward. The plan is what the steps touch in planning mode.
+// The model: its steps (micro-step, update, evaluation), the memory's plan (what planned steps touch), the memory.
 #pragma once
 #include "block.cuh"                 // block_forward, block_backward
 #include "config/layers.h"           // config_layer_is_windowed, config_layer_is_rotary
@@ -14,7 +13,8 @@
 
 // ---- The step ----
 
-// Enqueues what graphs record of the uploaded batch: forward, backward of scale / (B * T) times its losses, reductions.
+// Enqueues what graphs record of a micro-step, after upload_batch and zero_begin_micro_step: forward into
+// m->io.results->loss, backward of scale / (B * T) times the losses' sum, reductions of gradients. All ranks call.
 static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -47,8 +47,8 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues gpt_micro_step but for the copy of its loss; leaves dropout on and m->steps.micro_step as before. Returns
-// false where CUDA refused the recorded graph: forward and backward did not run. The caller then repeats the call once.
+// Enqueues gpt_micro_step but for the copy of its loss; leaves dropout on, and m->steps.micro_step as it is. Returns
+// false where CUDA refused the graph: forward and backward are not enqueued. The caller then repeats the call, once.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, recorded_micro_step, scale);
 }
-// Enqueues forward and backward of micro-batch `index`, 0, 1, ..., of m->steps.of_step, which the caller sets; losses
-// go to m->io.losses[index]. At 0 gradients of scale / (B * T) times the losses' sum overwrite the last step's, else
-// they add up. scale: 1 / (ranks * of_step); gpt_update makes it the mean over targets that count. All ranks call this.
+// Enqueues forward and backward of micro-batch `index`, from 0 on, of m->steps.of_step, which the caller sets; the sum
+// of losses goes to m->io.losses[index]. Gradients, of scale / (B * T) times that sum, overwrite the last step's at 0,
+// else add up. scale: 1 / (ranks * of_step); gpt_update makes it the mean over targets that count. All ranks call this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,8 +71,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Enqueues the rest of this rank's report, which has the losses by now, and, with several ranks, m->io.request and the
-// all-gather of all reports into m->io.reports. ws: optimizer_squares_workspace_bytes. Every rank calls this.
+// Enqueues what this rank's report lacks beside the losses: squares of gradients, FP8's counts and amaxes and, with
+// several ranks, m->io.request; all-gathers m->io.reports. ws: optimizer_squares_workspace_bytes. All ranks call.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
@@ -92,9 +92,10 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues the update of parameters and averages after a step's gpt_micro_steps; sends m->io.request. step: AdamW's,
-// from 1; skipped updates do not count. Clips gradients to --clip-grad. Where a loss, the gradient norm or a delayed
-// amax is not finite, or no target counts, nothing is updated, and gpt_results' check.finite is 0. All ranks call this.
+// Enqueues the update of parameters and averages after a step's last gpt_micro_step; clips gradients to --clip-grad.
+// Sends m->io.request to all ranks. step: AdamW's, 1 + the updates so far that were not skipped. Where a loss, the
+// gradient norm or a delayed amax is not finite, or no target counts, the update is skipped: gpt_results' check.finite
+// is 0. Waits for the device while m->fp8.calibrates. All ranks call this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -135,7 +136,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     }
 }
 // Enqueues the swap of the parameters with their moving averages (--ema-decay); a second call swaps them back. No step
-// may be enqueued between the two calls. Does nothing unless the model trains, with averages. Every rank calls this.
+// and no gpt_copy_state may come between the two. Does nothing unless the model trains, with averages. All ranks call.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -145,7 +146,7 @@ static void gpt_swap_averages(struct gpt *m) {
     RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }
 
-// Enqueues the download of the last enqueued step's results into slot 0 or 1, for which gpt_results waits.
+// Enqueues, after gpt_update, the download of the step's results and reports into slot 0 or 1; gpt_results waits.
 static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->io.host_results[slot], m->io.results, sizeof *m->io.results, m->dev);
@@ -153,8 +154,7 @@ static void gpt_fetch_results(struct gpt *m, int slot) {
                           m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
-// Returns the results that the slot's last gpt_fetch_results downloads, once they are there. *reports, (ranks,
-// report_width) on the host, stays valid until the slot's next fetch.
+// Waits for what the slot's last fetch downloads and returns it. *reports: (ranks, report_width), until the next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->io.host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
@@ -162,7 +162,7 @@ static struct step_results gpt_results(struct gpt *m, int slot, const double **r
 }
 
 // Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for
-// the device. The run validates or scores: only then is it planned. Every rank calls this, since units are gathered.
+// the device. Only a run that validates or scores plans it and may call it. Every rank calls: units are gathered.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
@@ -174,7 +174,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Does what gpt_evaluate does, with documents (document_starts) apart, and fills in `scores`. Only if config_scores.
+// Does what gpt_evaluate does, each document (document_starts) by itself, and fills in `scores`. Only if config_scores.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -224,7 +224,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the plan of all that the run does; begins and ends planning. keeps_copy: with a host copy for checkpoints.
+// Records the plan of all that the run does, once; begins and ends planning. keeps_copy: plans a host copy of states.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -291,7 +291,7 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
-// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has one.
+// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: at most the head has one.
 static int lowest_trained(const struct parameters *table) {
     int lowest = table->L;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -305,8 +305,8 @@ static int lowest_trained(const struct parameters *table) {
     return lowest;
 }
 // Creates a model and records its plan: plan_place and gpt_allocate follow. gpt_destroy frees the model and `policy`.
-// config is copied, its texts are not. frozen (L + 1, PARAM_COUNT), only read here: the tensors that are not trained,
-// the last row the whole model's; NULL: none. Ends the program where the model is too large to be addressed.
+// config is copied, but its texts, and *dev, must outlive the model. frozen (L + 1, PARAM_COUNT), only read here: the
+// tensors that are not trained, the last row the whole model's; NULL: none. Too large a model ends the program.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);

@@ -41,7 +41,7 @@ enum {
     PLAN_NAME_CHARS = 48,
     PLAN_ALIGNMENT = 256 // a vector register, an AMX tile row, what cuBLASLt assumes of its operands
 };
-// Returns the bytes of a buffer's part rounded up, so that the next part is aligned as a buffer.
+// Returns the bytes of a buffer's part rounded up to PLAN_ALIGNMENT, so that the next part is aligned as a buffer.
 static inline size_t plan_aligned(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
@@ -105,7 +105,7 @@ struct plan {
 
 // ---- recording ----
 
-// Sets *plan to an empty plan, for plan_free. Below, being out of memory or a size beyond 2^64 bytes ends the program.
+// Makes *plan empty, for plan_free; frees nothing. Out of memory or beyond 2^64 bytes functions below end the program.
 static void plan_begin(struct plan *plan);
 // Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);
@@ -115,17 +115,17 @@ static void plan_free(struct plan *plan);
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index. group: the caller's number of a kind of phases; layer -1: none. Copies `name`.
+// Begins a phase and returns its index. group: a kind of phases, the caller's number; layer -1: none. Copies `name`.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Declares the phases from `first` to the current one a loop, as its last phase ends. A buffer that is touched in the
-// loop and also before or after it is live in all phases of the loop.
+// Declares phases `first` to the current one a loop, when one round of them has been recorded. A buffer that is touched
+// in the loop and before or after it is live in all these phases; any other carries nothing to the next round.
 static void plan_add_loop(struct plan *plan, int first);
 
 // Makes a buffer live from its first touch to the current phase; without a phase begins one. Ignores a negative id.
 static void plan_touch(struct plan *plan, int id);
 
-// Adds a copy that the last phase (there is one) begins, with waited_phase -1. Returns its index in plan->transfers.
+// Adds a copy that the current phase (there must be one) begins; waited_phase is -1. Returns the copy's index.
 static int plan_add_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
@@ -154,7 +154,7 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates a placed plan's arenas, for arenas_free: zeroed, but unset in a GPU's memory. Too little ends the program.
+// Allocates a placed plan's arenas, for arenas_free: zeroed, but unset on a GPU. Too little memory ends the program.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
@@ -328,8 +328,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 
 // ---- Placing ----
 
-// tick_of[p], (phase_count) and zeroed by the caller, = the last of an arena's ticks, from 0 on, up to phase p; -1:
-// none. A tick is a phase in which a lifetime of the arena's packed buffers begins. Returns the number of ticks.
+// tick_of[p] = the index, from 0 on, of the arena's last tick up to phase p; -1: none. tick_of (phase_count): zeroed by
+// the caller. A tick is a phase in which a lifetime of the arena's packed buffers begins. Returns the number of ticks.
 static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -379,8 +379,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *tick) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size; without `places` sets neither. Returns the arena's
-// lower bound. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
+// Places a packed arena: sets its buffers' offsets and its size, 0 before; without `places` sets neither. Returns the
+// arena's lower bound. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *tick_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *tick_of);
     struct plan_packing packing;
@@ -419,7 +419,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
 }
 
 // Sets peaks, lower bounds and peak_phase, and offsets of buffers and bytes of arenas: buffers that live throughout lie
-// one behind the other; lifetimes pack the others. places false: packed arenas and buffers get 0, and peaks lack them.
+// one behind the other, the others are packed. places false: packed arenas and buffers get 0, and peaks lack them.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {

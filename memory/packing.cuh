@@ -50,7 +50,7 @@ struct plan_packing {
     int64_t work; // ticks and neighbors looked at so far
 };
 
-// Compares items for qsort: the longest comes first, of equal ones the one of the lowest id.
+// Compares items for qsort: the longest lifetime comes first, of equal ones the lowest id.
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
     if (plan_item_length(x) != plan_item_length(y))
@@ -81,9 +81,9 @@ static bool plan_skyline_is_flat(const struct plan_packing *packing, const struc
     return differ == 0;
 }
 
-// Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it,
-// which is dense where lifetimes nest. The first `forced` items are stacked in any case; of the others never the
-// shortest, of which `live` live at a time on average. Sets skyline, stack_height and `fitted`, the items left over.
+// Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it. The
+// first `forced` are stacked in any case; of the others never the shortest, so many that `live` of them live at a time
+// on average. Sets skyline, stack_height, the stacked items' offsets, and `fitted`: the items left over.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;
@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Runs plan_stack(live), forcing more items until plan_fitted_pairs is at most PLAN_FIT_PAIRS; sets floor and buckets.
+// Runs plan_stack(live), with more items forced until plan_fitted_pairs is at most PLAN_FIT_PAIRS; sets floor, buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -156,7 +156,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// Fits an item of plan_split's: in the tightest gap above the stack among fitted items that live with it, else on top.
+// Places a fitted item: in the tightest gap above its floor among placed fitted items that live with it, else on top.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];
@@ -192,7 +192,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     *newest = index;
 }
 
-// Fits the items that plan_split left, in this order (fitted_count); keeps the packing where it is the lowest so far.
+// Fits plan_split's fitted items anew, in this order (fitted_count); keeps the packing in `best` if it is the lowest.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int bucket = 0; bucket < packing->bucket_count; bucket++)
         packing->newest[bucket] = -1;
@@ -222,7 +222,7 @@ enum plan_order {
 };
 enum { PLAN_CHAIN_TICKS = 3, PLAN_LONG_CHAIN_TICKS = 12 };
 
-// Fills in one of the initial orders of the fitted items: keys (fitted_count), sorted by falling key.
+// Fills keys (fitted_count) with the fitted items in one of the initial orders, sorted by falling key.
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
     for (int i = 0; i < packing->fitted_count; i++) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
@@ -246,9 +246,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Promotes each item that ended above the bound in the last try: it is fitted earlier next time, by a fifth of its rank
-// (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by half the rank
-// leaves four times as many plans above the bound, moving to the front ten times). keys: (count) the order.
+// Promotes each item that ended above the bound in the last try: it is fitted earlier next time, by a fifth of its
+// place in the order (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by
+// half the place leaves four times as many plans above the bound, to the front ten times). keys: (count) the order.
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -293,8 +293,8 @@ static void plan_keep_lower(struct plan_packing *packing, const struct skyline *
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts the items (at least one) by length; sets `best`, in this order, and best_height (SIZE_MAX before). The caller
-// has set the rest. Packs from the bottom up; then, if above the bound, in stacks; then, if by 1 %, by chance.
+// Sorts items (one or more) by length; sets `best`, offsets in this order, and best_height, SIZE_MAX before. The caller
+// allocates arrays and sets bound. Packs by skyline; if above the bound, in stacks; if by over 1 %, by chance.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

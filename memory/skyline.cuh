@@ -41,7 +41,7 @@ struct plan_key {
     int item;
 };
 
-// Compares keys for qsort: the largest comes first, of equal ones the one of the lowest item.
+// Compares keys for qsort: the largest comes first, of equal ones the lowest item.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -114,7 +114,7 @@ static void skyline_update_block(struct skyline *s, int block) {
     s->work += SKYLINE_BLOCK / 4;
 }
 
-// Begins a try: lists all items as unplaced, by the tick in which they begin, then by their place in `order` (count).
+// Begins a try but for its segments: lists all items as unplaced, by first tick, then by place in `order` (count).
 static void skyline_list(struct skyline *s, const int *order) {
     memcpy(s->unplaced, s->begun, (size_t)s->ticks * sizeof *s->unplaced);
     for (int i = 0; i < s->count; i++) {
@@ -148,12 +148,12 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns where the segment after the one that begins in `tick` begins; -1: there is none.
+// Returns the first tick of the segment after the segment that begins in `tick`; -1: that segment is the last.
 static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Makes ticks `tick` to `last` a segment of this height, linked after `before` (-1: none). Neighbors keep their ends.
+// Makes `tick` to `last` a segment of this height, between segment `before` (-1: none), whose end stays, and the next.
 static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
     s->segment_last[tick] = last;
     s->segment_before[tick] = before;
@@ -316,7 +316,7 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 // Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
 // item above the bound in s->best. In half of the calls, what is moved beside an item is moved beside each that is
 // alike. A packing near its bound is wrong in few places, as where backward begins; a move of all layers' items would
-// undo what is right. Returns false, nothing moved, if no item of below a quarter of s->ticks is above the bound.
+// undo what is right. Returns false, nothing moved, if no item shorter than s->ticks / 4 is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -401,7 +401,7 @@ static void skyline_end(struct skyline *s) {
 }
 
 // Whether a lower packing than `height` may exist and `work`, done so far, is below its limit: `most` where there is no
-// packing (height SIZE_MAX) or height is more than 1 % above the bound, `least` where it is less above.
+// packing (height SIZE_MAX) or height is more than 1 % above the bound, `least` where it is at most 1 % above.
 static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
@@ -409,8 +409,8 @@ static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t lea
     return work < (much ? most : least);
 }
 
-// Tries an order (count), which skyline_try gives up above the ceiling, or once s->work, of all tries, is at the limit.
-// Makes it search->lowest where its packing is no higher. s->best has the offsets of the lowest packing of all tries.
+// Runs skyline_try with an order (count), a ceiling and a limit of s->work. The order becomes search->lowest where its
+// packing is no higher than search->lowest_height. s->best has the lowest packing of all searches.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);
@@ -435,7 +435,7 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries repairs and random moves of promotion's lowest orders, SKYLINE_TURNS in all, and keeps what ends no higher,
+// Tries repairs and random moves of promotion's lowest orders, at most SKYLINE_TURNS, and keeps what ends no higher,
 // until within 1 % of the bound or at the limit of work. Promotion finds in few rounds what it can, then leads astray.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds

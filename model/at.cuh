@@ -20,7 +20,7 @@ static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce
     return at;
 }
 static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
-// Whether at least one activation of the set is to be made.
+// Whether at least one activation of the set (a bit each, by enum activation_id) is to be made (in at.produce).
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
 // Begins a phase of layer at.l, named `op`, or `op` "of a chunk" where `at` is a range.
@@ -29,13 +29,13 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns at.most_rows rows of memory for an activation in at.ranged, live in this phase; each range overwrites them.
+// Returns at.most_rows rows for an activation in at.ranged, live in this phase, which all ranges share; NULL: planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// Returns at's rows of an activation of floatX, (rows, width), live in this phase; NULL when planning.
+// Returns at's rows, from at.first on, of an activation of floatX, (rows, width), live in this phase; NULL: planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);

@@ -42,11 +42,11 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns q, k and v, (N, qkv_width), as attention reads them outside FP8, live in this phase; NULL when planning.
+// Returns QKN (without QK norm QKV), attention's input outside FP8, (N, qkv_width), live in this phase; NULL: planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
-// Computes attention of qkv (N, qkv_width) into att (N, H D; no sums) and, for backward, into `saved`, in this phase.
+// Computes attention of qkv (N, qkv_width) into att (N, H D; amax, no sums) and, in all passes, `saved`, in this phase.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
@@ -64,7 +64,7 @@ static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Adds k and v to the cache and computes att (N, H D), in this phase: a prefill's from qkv, else from q and the cache.
+// Stores k and v in the cache by position; computes att (N, H D) from qkv (prefill) or q and the cache, in this phase.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -81,7 +81,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Makes QKV, QKN with QKN_STATS, and FP8 attention's cast, where wanted, a phase each. What attention reads is rotated.
+// Makes, where wanted, a phase each: QKV, rotated if not normed next; rotated QKN with QKN_STATS; attention's FP8 cast.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -103,7 +103,7 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes attention's output (input_sink) and SOFTMAX in one phase if either is wanted, and adds to any KV cache.
+// Computes ATT (in input_sink) and SOFTMAX in a new phase, if one is wanted; in generation stores k and v in the cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
@@ -130,7 +130,7 @@ static struct attention_backward_options attention_options_of(struct gpt *m, int
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     return options;
 }
-// Computes D_QKV, RoPE undone, from D_ATT or its cast, in this phase; where q and k are normed, of the norm's output.
+// Writes D_QKV, RoPE undone, from D_ATT or its cast, in this phase; with QK norm: the gradient of the norm's output.
 static void attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -150,7 +150,7 @@ static void attention_gradient(struct at at) {
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
 // Goes back from dproj (rows, C), the gradient of the projection's output, live in this phase, to D_ATT and, through
-// RoPE and norm, to D_QKV, in this and further phases. Gradients of the projection and the norm join the unit's.
+// RoPE and norm, to D_QKV, in this and more phases. Writes parameters' gradients or, if accumulates(m), adds to them.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -174,7 +174,7 @@ static void attend_backward(struct at at, const floatX *dproj) {
     void *ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
-// Writes D_NORM1 from D_QKV, in a phase of its own, in FP8 three. The gradients of parameters join the unit's.
+// Writes D_NORM1 from D_QKV, in a new phase, in FP8 three. Writes parameters' gradients or, if accumulates(m), adds.
 static void qkv_backward(struct at at) {
     phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));
