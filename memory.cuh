@@ -118,8 +118,8 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
 // Begins a phase and returns its index. group: a kind of phases, the caller's number; layer -1: none. Copies `name`.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Declares phases `first` to the current one a loop, when one round of them has been recorded. A buffer that is touched
-// in the loop and before or after it is live in all these phases; any other carries nothing to the next round.
+// Declares phases `first` to the current one a loop, when one round of them is recorded. A buffer touched in the loop
+// and outside is live in all of it; a buffer touched only in the loop keeps nothing between rounds.
 static void plan_add_loop(struct plan *plan, int first);
 
 // Makes a buffer live from its first touch to the current phase; without a phase begins one. Ignores a negative id.
