@@ -53,7 +53,7 @@ static void attention(struct gpt *m, enum pass pass, int l, struct sink att, voi
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
-// The number of a sequence's tokens that layer l's KV cache holds: decode_tokens or, in a ring, a smaller window's.
+// The number of a sequence's tokens that layer l's KV cache holds: decode_tokens or, if windowed, a smaller window.
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
