@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns the logits (sequences, Vp; undefined from V on), in device memory, of the token that follows each sequence's
-// last one, in a prefill lengths[b] - 1; else lengths is not read. NULL when planning. Opens phases.
+// Returns transformed logits (sequences, Vp; undefined from V on), in device memory, after each sequence's last token
+// (in a prefill lengths[b] - 1; else lengths is not read), from final_norm_buffer. NULL: planning. Opens phases.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));
@@ -42,7 +42,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads new tokens, positions (B), or for a prefill prompts (B, T), lengths (B), all free at once. Opens a phase.
+// Uploads new tokens, positions (B) or, for a prefill, prompts (B, T), lengths (B), free at return. Opens a phase.
 static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
@@ -50,9 +50,9 @@ static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_
     upload_end(m);
 }
 
-// Runs the prompts through the model, from position 0 on, and fills the KV cache: tokens (sequences, prompt_tokens), on
-// the host, of which row b's first lengths[b] (1 to prompt_tokens) count; others may be any. Returns the next tokens'
-// logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
+// Enqueues the prompts' forward, from position 0 on, which fills the KV cache. tokens (sequences, prompt_tokens), on
+// the host, free at return: row b's first lengths[b] (1 to prompt_tokens) count, others are any below V. Returns the
+// next tokens' logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_generation_inputs(m, PASS_PREFILL, tokens, lengths);
@@ -63,9 +63,9 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
     return next_logits(m, PASS_PREFILL, lengths);
 }
 
-// Runs one token of each sequence, tokens and positions (sequences) on the host, through the model, whose KV cache has
-// the positions before positions[b], below decode_tokens, and gets this one. Returns the next tokens' logits, as
-// next_logits, in device memory, valid until the model's next call. Every rank calls this.
+// Enqueues the forward of one token of each sequence: tokens and positions (sequences), on the host, free at return.
+// The KV cache has the positions before positions[b], below decode_tokens, and gets this one. Returns the next tokens'
+// logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_generation_inputs(m, PASS_GENERATE, tokens, positions);

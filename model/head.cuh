@@ -5,12 +5,11 @@
 #include "model/sequence.cuh" // targets_buffer
 
 // Bytes of a chunk of logits, about: enough for matmuls at full speed, small beside the rest. On a GPU each chunk but
-// the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free, chunks are larger
-// (fit_loss_chunk). On a CPU a chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is
-// as much as matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, for any vocabulary.
+// the first adds to the head's whole fp32 gradient: where memory is free, chunks are larger (fit_loss_chunk). On a CPU
+// a chunk's fixed cost, passes over weight and gradient, is as much as matmuls of 20 to 30 tokens: at most 3 %.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// Returns a logits chunk's tokens, a micro-batch's at most: --loss-chunk-tokens; for 0 a multiple of 64 by sizes above.
+// Returns a logits chunk's tokens, a micro-batch's at most: --loss-chunk-tokens; 0: a multiple of 64 by the enum above.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -48,8 +47,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the losses (for m->scores largest_buffer too) of `rows` tokens, at most loss_chunk, from `first` on in a
-// phase; in training D_LNF and, unless frozen, the head weight's gradient in a second phase. dloss: head's.
+// Computes losses (if m->scores, largest_buffer too) of tokens [first, first + rows), rows <= loss_chunk, in a new
+// phase. In training a second makes D_LNF and, unless frozen, the head weight's gradient, to which later chunks add.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -84,8 +83,9 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sets results->loss, in device memory, to the losses' sum and number. In training writes d_residual, makes the head's
-// and final norm's gradients and begins to reduce them. dloss: what each token's gradients are multiplied by.
+// Sets results->loss, in device memory, to the losses' sum and the number of targets that count, by final_norm_buffer.
+// Opens phases. In training writes d_residual, makes the head's and final norm's gradients (accumulates: adds), and
+// begins to reduce unit_of_head's (no tied weight's). dloss: factor of each token's gradients.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -43,7 +43,7 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets initial parameters (frozen ones only without --init-from) and optimizer states, zeroes gradients; caller waits.
+// Sets initial parameters (with --init-from frozen ones 0) and optimizer states, zeroes device gradients; caller waits.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
@@ -113,7 +113,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     }
     return s;
 }
-// Sets the rotary table `id`; local: of windowed layers with their own base. Returns its address. Waits for the device.
+// Fills rotary table `id`; local: of windowed layers with their own base. Returns its address. Waits for the device.
 static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);

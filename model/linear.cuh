@@ -20,7 +20,7 @@ static floatX *linear_input(struct at at, enum linear linear) {
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
-// Returns where the producer of a linear layer's input writes it: linear_input and, in FP8, amax_of.
+// Returns where the producer of a linear layer's input writes it: linear_input and, in FP8, amax_of; it makes no sums.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -34,7 +34,7 @@ static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a weight (outputs, inputs), after use_unit; NULL: planning. workspace (linear_weight_bytes): of a stored one.
+// Returns a weight (outputs, inputs), after use_unit; NULL: planning. workspace (linear_weight_bytes) gets stored ones.
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -45,7 +45,7 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 }
 // Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory for any of a linear layer's products on `rows` tokens, forward or backward.
+// The number of bytes of scratch memory for any one of a linear layer's products, not in FP8, on `rows` tokens.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {
@@ -91,9 +91,9 @@ struct gelu_input {
 };
 static const struct gelu_input NO_GELU = {NULL, false};
 
-// Goes back through a linear layer in the caller's phase, where dout (rows, outputs) is live; FP8 begins two more. The
-// input's gradient goes to din_slot. Gradients of weight, adapter and (sums_bias, or FP8) bias overwrite the unit's or,
-// if accumulates(m) or in a later range, add. Returns whether din_slot holds gelu.pre's: never by DIN_ADDED or in FP8.
+// Runs a linear layer's backward in this phase, where dout (rows, outputs) is live; FP8 begins two more. The input's
+// gradient goes to din_slot, by `use`. Gradients of weight, adapter and (sums_bias, or FP8) bias overwrite the unit's
+// or, if accumulates(m) or in a later range, add. Returns whether din_slot has gelu.pre's: not if DIN_ADDED or FP8.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
                             bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;

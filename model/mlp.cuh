@@ -14,7 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
-// dfc.data (N, fc_width) = the gradient of fc, from dact (N, F), which dfc.data may be unless the activation is gated.
+// dfc.data (N, fc_width) = fc's gradient from dact (N, F), which dfc.data may be unless gated; makes any sums and amax.
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -22,7 +22,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 #undef BACKWARD
 }
 
-// Computes the MLP's first product, whose input it casts in FP8, and its activation, where wanted, in new phases.
+// Makes, in new phases, what at.produce wants of FC (after its input's cast in FP8 layers) and of the MLP's activation.
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
@@ -42,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Computes the MLP range by range up to the second product, in shared phases; nothing where at.produce lacks it.
+// Makes FC, ACT and the second product range by range, in shared phases; nothing where at.produce lacks that product.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!produces(at, 1u << product))
@@ -55,7 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns FC, live in this phase, where linear_backward may apply GELU's derivative, and says whether; else NO_GELU.
+// Returns FC, live in this phase, where MLP_PROJ's linear_backward may multiply by GELU's derivative; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
@@ -64,7 +64,7 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes from dproj (rows, C), live in this phase, to D_NORM2 over further phases; parameters' gradients join the unit's.
+// Goes from dproj (rows, C), live in this phase, to D_NORM2 in more phases; parameters' gradients: see linear_backward.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

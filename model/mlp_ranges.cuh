@@ -7,14 +7,14 @@
 #pragma once
 #include "model/at.cuh" // struct gpt and its buffers, struct at
 
-// The number of tokens of a range of layer l's MLP in a pass; 0: all at once.
+// The number of tokens of a range of layer l's MLP in a pass; the last may be shorter. 0: no ranges, all at once.
 static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const int64_t tokens = m->config.memory.mlp_chunk_tokens;
     const bool trains = pass == PASS_TRAIN || pass == PASS_BACKWARD;
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns the activations, in `produce` or not, that block_forward(produce) leaves to the ranges in backward; else 0.
+// Returns activations, some maybe not in `produce`, that block_forward(produce) leaves to backward's ranges; else 0.
 static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
@@ -44,7 +44,7 @@ static struct at at_backward_ranges(struct at whole) {
     at.range_slot = SLOT_RANGE;
     return at;
 }
-// Moves *at to the loop's next range. Returns whether there is a range.
+// Moves *at to the loop's next range, at first to its first. Returns false, with *at unusable, where no range is left.
 static bool at_next(struct at *at, struct timeline_loop *loop) {
     const bool more = timeline_loop_next(&at->m->timeline, loop);
     at->first = loop->first;

@@ -10,7 +10,7 @@
 struct offload_operands {
     void *device, *host;
 };
-// Returns the addresses of an activation of layer l for a transfer in `direction`; both NULL when planning.
+// Returns the addresses, live in this phase, of an activation of layer l for a transfer in `direction`; NULL: planning.
 static struct offload_operands offload_operands(struct gpt *m, enum transfer_direction direction, int l,
                                                 enum activation_id id) {
     struct offload_operands operands = {NULL, host_activation(m, l, id)};
@@ -49,7 +49,7 @@ static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Calls offload_wait for the layer below, and begins to offload layer l (-1: the embedding); opens a phase for either.
+// Opens a phase unless nothing is due: calls offload_wait for layer l - 1, begins to offload layer l (-1: embedding).
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))

@@ -503,8 +503,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Adds a tensor at the end of p->tensors and of a layout: p->trained, all of them before p->frozen's. layer -1: of the
-// whole model, else "layer.N." goes before its name. A frozen linear weight of `format` FP8 or NF4 takes stored bytes.
+// Adds a tensor at the end of p->tensors and of `layout`: p->trained or, after all trained, p->frozen. layer -1: the
+// whole model's; else "layer.N." goes before its name. Frozen linear weights of `format` FP8 or NF4 take stored bytes.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -533,8 +533,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model) as the next, number
-// p->num_units, padded to a multiple of `multiple`. frozen (L + 1, PARAM_COUNT): those not trained; NULL: none.
+// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model), if any, as the next
+// unit, counts it, pads it to a multiple of `multiple`. frozen (L + 1, PARAM_COUNT): those not trained; NULL: none.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;

@@ -9,7 +9,7 @@ static bool micro_step_has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// Returns the recorded work of the current micro-step's kind; a step's last one is of its own kind where it does more.
+// Returns the graph, recorded or not, of the micro-step's kind; a step's last one has its own kind where it does more.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
@@ -25,8 +25,8 @@ static void gpt_free_graphs(struct gpt *m) {
 // The part of a micro-step that never changes, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Enqueues the work, which has run before, as one graph: the first call records it with its `scale`, or runs it without
-// a graph where CUDA begins no recording. Returns false, with nothing enqueued, where CUDA does not take the graph.
+// Enqueues the work, which has run before, as one graph. The first call records it with its `scale`, or runs it where
+// CUDA begins no recording; later ones don't call `work`. Returns false, with nothing enqueued, if CUDA takes no graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
         const bool begun = graph_begin(m->dev);
@@ -37,15 +37,15 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
-// Enqueues the work as graphs, one between two collectives or transfers; the first call records them with its `scale`.
+// Calls `work`; enqueues its ops as graphs between collectives or transfers, which the first call records with `scale`.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);
     segments_end(m->dev);
 }
-// Enqueues the work of micro-step `index` as its kind's graph, recorded by the kind's second and after a new `scale`.
-// The kind's first, as libraries' first calls can't be recorded, any planned, watched or calibrating FP8, and all where
-// graphs are off run unrecorded. Returns false, with nothing enqueued, where CUDA refused the graph: call once more.
+// Enqueues the work of micro-step `index`. Its kind's first runs unrecorded, as libraries' first calls can't be
+// recorded; so do any planned, watched or calibrating FP8, and all where graphs are off. The kind's second, and its
+// next after a new `scale`, is recorded. Returns false, with nothing enqueued, where CUDA refuses: call again.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);

@@ -228,14 +228,14 @@ static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8
 #define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
 #define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
 
-// Enters a region of the timeline; all units' buffers count as empty from then on (zero_begin_region).
+// Enters a region of the timeline, before its first phase; units' buffers then count as empty (zero_begin_region).
 static void region(struct gpt *m, enum region r) {
     timeline_enter_region(&m->timeline, r);
     zero_begin_region(&m->zero);
     zero_begin_region(&m->frozen);
 }
-// Returns a buffer of a layer (-1: of the whole model) in a pass, live in this phase; NULL when planning. slot: enum
-// slot or enum activation_id. bytes, category and name are read only when planning.
+// Returns a buffer of a layer (-1: of the whole model) in a pass, live in this phase; NULL when planning, whose first
+// call for it sets bytes, category and name; other calls read none of these. slot: enum slot or enum activation_id.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
                     const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
@@ -265,7 +265,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
-// Whether attention of layer l multiplies FP8 matrices in a pass, and its q, k, v and output are kept in FP8.
+// Whether attention of layer l multiplies FP8 matrices (only if is_quantized), and q, k, v and output are kept in FP8.
 static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
     return m->fp8.attention != FP8_ATTENTION_NONE && is_quantized(m, pass, l);
 }
@@ -280,8 +280,8 @@ static int first_backward_layer(const struct gpt *m) {
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Returns the layer whose parameters are needed next after the backward of layer l (L: of the head): the first that is
-// recomputed for layer l - 1, or l - 1 itself; -1: none, as backward ends at the lowest layer with a trained parameter.
+// Returns the layer whose parameters are needed next after layer l's backward (L: the head's): the first that is
+// recomputed for layer l - 1, or l - 1 itself; -1: none, as backward ends at m->lowest_trained.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -313,9 +313,8 @@ static struct activation_row activation_row_of(const struct gpt *m, enum pass pa
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
-// Returns the memory of an activation of layer l, whatever its elements are, live in this phase; NULL when planning.
-// One that stays on the device has one buffer for forward and backward. One that the policy drops, or that is
-// offloaded, has another buffer in the backward: for what is recomputed, or comes back.
+// Returns the memory of an activation, whatever its elements are, live in this phase; NULL when planning. An activation
+// kept on the device has one buffer; a dropped or offloaded one has a second in backward, remade or fetched there.
 static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
     if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
@@ -376,8 +375,8 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 // Returns the gradient of the residual stream, (N, C), one buffer for all layers, live in this phase; NULL: planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// Returns a parameter of layer l (-1: of the whole model) in a pass, after use_unit of its unit; NULL: the model has
-// none, or when planning. The weights of linear layers: linear_weight.
+// Returns a parameter of layer l (-1: of the whole model) in a pass, live in this phase, after use_unit of its unit;
+// NULL: absent, or when planning. For a linear weight that may be stored call linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
@@ -387,16 +386,17 @@ static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns an fp32 gradient, to set or add to (accumulates), after zero_begin_gradients; NULL: frozen, absent, planning.
+// Returns an fp32 gradient of layer l (-1: of the whole model), live in this phase, to set or, where accumulates(m), to
+// add to, after zero_begin_gradients of its unit; NULL: frozen, absent, or when planning.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Brings in a unit's trained and frozen parameters for later device work: zero_use, up to two phases. All ranks call.
+// Brings in a unit's trained and frozen parameters for device work: zero_use. Opens 0 to 2 phases. All ranks call this.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);
 }
-// Begins, in the current phase, to bring a unit's trained and frozen parameters into the unit's buffers: zero_prefetch.
+// Begins in this phase to bring in a unit's trained and frozen parameters for use_unit: zero_prefetch. All ranks call.
 static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
     zero_prefetch(&m->zero, pass, unit);
     zero_prefetch(&m->frozen, pass, unit);
@@ -419,7 +419,7 @@ static float residual_scale(const struct gpt *m) { return (float)m->config.model
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
-// Returns the embedding's multiplier in the parameters' type: transformers rounds Gemma's, and Granite's is exact.
+// Returns the embedding's multiplier (1: none), rounded to floatX, as transformers rounds Gemma's; Granite's is exact.
 static float embedding_scale(const struct gpt *m) {
     return to_float(to_floatX((float)m->config.model.embedding_multiplier));
 }
