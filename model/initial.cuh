@@ -5,7 +5,7 @@
 #include "kernels/rope_table.cuh"    // rope_table, struct rope_settings
 #include "model/state.cuh"           // struct gpt
 
-// Returns the address, on device or host, of a buffer of the plan; NULL: id -1, no bytes, or before gpt_allocate.
+// Returns the address, on device or host, of a buffer, live or not; NULL: id -1, no bytes, or before gpt_allocate.
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }

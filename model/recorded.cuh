@@ -9,7 +9,7 @@ static bool micro_step_has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// Returns the graph, recorded or not, of the micro-step's kind; a step's last one has its own kind where it does more.
+// Returns the graph, recorded or not, of the current micro-step's kind; a step's last has its own kind if it does more.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);

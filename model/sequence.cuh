@@ -7,7 +7,7 @@
 
 // Returns the pass whose tokens, targets and spans a pass reads: backward reads the buffers of PASS_TRAIN.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// Returns the buffer of an integer for each of a pass's N tokens, live in this phase; NULL when planning.
+// Returns (N) integers, one for each token of a pass, in backward PASS_TRAIN's, live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);

@@ -404,7 +404,7 @@ static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
 // Whether backward adds to what the memory of `grad` holds (zero_adds); else, as in a first micro-step, overwrites it.
 static bool accumulates(const struct gpt *m) { return zero_adds(&m->zero); }
 
-// Returns dropout with probability p, 0 outside training steps. use: enum dropout_use, or LoRA's (lora_dropout).
+// Returns dropout with probability p, outside training steps with 0. use: enum dropout_use, or LoRA's (lora_dropout).
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, int use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
                               m->config.training.seed,
