@@ -76,8 +76,8 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
-// Marks in s->matched the modules of all layers that a target (length bytes; all-linear: all of them) names. Ends the
-// program where the target names none, or others than linear layers of blocks.
+// Adds to the marks in s->matched the modules that a target (length bytes) names, whole or by what follows a dot;
+// all-linear: all that may have adapters. Ends the program where the target names none, or others than these.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;

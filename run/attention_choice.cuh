@@ -35,8 +35,8 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes to `reason` (size bytes) that --attention-backend or an environment variable rules a backend out; an empty
-// text where neither does. wanted: the option's backend; ATTENTION_AUTO: any. backend: of flash ATTENTION_FLASH.
+// Writes to `reason` (size bytes) that --attention-backend (wanted; ATTENTION_AUTO: any) or an environment variable,
+// which ends the program if it is bad, rules a backend out; empty: neither. backend: ATTENTION_FLASH for all of flash.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -86,7 +86,7 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
 // Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto; empty: it can. If all
-// else allows fused, loads cuDNN and compares it with flash on an open GPU (fused_check): no graph is recorded yet.
+// else allows fused, loads cuDNN and, on an open GPU, runs fused_check: no graph may be recorded before.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -146,7 +146,7 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
-// Sets choice->backend to flash, of compute capability 9.0 where r->sm90 is empty, choice->reason to which and why.
+// Sets choice->backend to flash, of compute capability 9.0 where r->sm90 is empty (else r->flash is), and ->reason.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
@@ -160,8 +160,7 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "",
         says_fused && flash_is_slower(dev) ? "; unfused, in T x T memory, is predicted to be faster on this GPU" : "");
 }
-// Sets choice->backend to fused, and choice->reason to a text of why fused was chosen and what cuDNN's plans take.
-// Called only where r->fused is empty: nothing speaks against fused.
+// Sets choice->backend to fused, choice->reason to why it is chosen and what cuDNN's plans take. r->fused is empty.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -192,7 +191,8 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose may call fused_check: the caller checks flash before. Ends the program as attention_choose.
+// Whether attention_choose, with the same arguments, may run fused_check, which compares fused with flash: the caller
+// checks flash before. Ends the program as attention_choose does, but not for the heads.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;

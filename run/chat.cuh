@@ -85,7 +85,7 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Feeds tokens (count >= 1, within the KV cache's room), an empty chat's first as a prompt; sets ->count and ->logits.
+// Feeds tokens (1 to the KV cache's room), an empty chat's first ones by a prefill; adds to ->count, sets ->logits.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -109,8 +109,8 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
             return true;
     return false;
 }
-// Draws an answer to the turn that was fed last, and prints the answer as it comes, up to a stop token, chat->longest
-// tokens, a full KV cache, which printed tokens join, a signal to stop, or an interrupt, which ends only the answer.
+// Draws an answer to the turn fed last; prints and feeds each token, up to a stop token (neither printed nor fed),
+// chat->longest tokens, a full KV cache, a signal to stop, or an interrupt, which ends only the answer.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -140,7 +140,7 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// Returns a user's turn, for free(), with what ends the last answer, or if `first` begins a chat, and begins an answer.
+// Returns text, for free(): the end of the last answer or, if `first`, a chat's begin; the turn; an answer's begin.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)
@@ -178,7 +178,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets *c for a chat, before plan_model: one sequence, --sample-tokens (the KV cache) to --seq-length, prompt_tokens.
+// Sets *c for a chat, before plan_model: one sequence, a KV cache of --seq-length tokens, a prefill of at most 256.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;

@@ -97,7 +97,7 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Sets shape->B to 2, and ->T to tiles of 128 for two waves of blocks, by KV heads, at most 16, and a cut last tile.
+// Sets shape->B to 2 and ->T to 128 n + 5, where the n tiles of all KV heads are two a multiprocessor, but n <= 16.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
@@ -232,7 +232,7 @@ static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"}
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
-// Returns the index of the first element of head h of token `row`, b T + t, in out or in a matrix like qkv.
+// Returns the index in out or a matrix like qkv where head h (dK, dV: a KV head) of token `row`, b T + t, begins.
 static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
     const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
     switch (kind) {
@@ -244,7 +244,7 @@ static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, i
     }
     return 0;
 }
-// Returns the row (head_dim) of head h of token `row`, b T + t, within the results.
+// Returns the row (head_dim) of head h (dK, dV: a KV head) of token `row`, b T + t, within the results.
 static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
@@ -255,7 +255,7 @@ static double judge_sum_of_squares(const floatX *x, int D) {
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
     return sum;
 }
-// Returns the mean of the sums of squares of a kind's rows, which is not finite where an element is not.
+// Returns the mean over a kind's rows of a row's sum of squares, which is not finite where an element is not.
 static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
                                 enum judge_kind kind) {
     const int heads = judge_heads(j, kind);
@@ -409,7 +409,7 @@ struct judge_sample {
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
 // Compares the kind's samples (count) with a backend's rows; raises *largest to the largest relative distance. reason
-// (size bytes, empty before) = what is wrong. A wrong row may raise the mean of output or dQ: samples cap that mean.
+// (size bytes, empty before) = what is wrong. Samples cap the mean square of output or dQ, which wrong rows may raise.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -496,7 +496,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
-// Compares the bits of two runs of one backend: output and, unless any_order, dqkv. Leaves reason if they are equal.
+// Compares the bits of two runs of one backend, output and, unless any_order, dqkv; sets reason only where they differ.
 static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
                             const struct attention_results *one, const struct attention_results *other,
                             bool any_order) {

@@ -46,8 +46,8 @@ static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step over NaNs and zeros; returns the loss and this rank's squares (0: incomplete).
-// Changes activations, gradients and FP8's scales, but not the count of micro-steps. Waits. All ranks call this.
+// Runs the step's first micro-step over activations of NaNs, gradients of zeros; returns the loss and this rank's
+// squares (0: incomplete). Changes these and FP8's scales, not the count of micro-steps. Waits. All ranks call this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;

@@ -17,8 +17,8 @@ struct fit_chosen {
 };
 
 // Replaces --recompute-granularity auto, and what the user left open of offload and formats, in *own, which f->config
-// points to, by the cheapest choice within the limits. Ranks choose together: all call this, *rates, flops above 0,
-// become the lowest of any, only rank 0 gets texts. parallel: NULL: one rank. Ends the program where nothing fits.
+// points to, by the cheapest choice within the limits. All ranks call this and choose the same. *rates, flops above 0,
+// become the lowest of any rank; only rank 0 gets texts. parallel: NULL: one rank. Ends the program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -28,7 +28,7 @@ struct fit_alternative {
     double seconds;
     char text[320];
 };
-// Returns what fit_choose would choose on one rank of f's options within the limits; changes none. rates->flops: not 0.
+// Returns what fit_choose on one rank would choose for f's options within the limits; sets none. rates->flops: not 0.
 static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
                                                  const struct fit_rates *rates);
 
@@ -53,7 +53,7 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
-// Sets the options of a choice in *config, but for recomputation's and an --optimizer-offload-fraction that was given.
+// Sets a choice's options in *config, but not recomputation's, nor an --optimizer-offload-fraction that the user gave.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
@@ -68,7 +68,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice and returns what it takes (not `placed`: at least), for fit_space's `plan`. context: the fit_auto.
+// Plans a choice for fit_space's `plan`; returns its bytes (not `placed`: lower bounds) and seconds. context: fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;

@@ -92,15 +92,15 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Returns a micro-step's time over the formula's: between those learned with no and with most layers offloaded.
+// Returns a micro-step's time over the formula's, between its groups' plans with no and with most layers offloaded.
 static double fit_micro_step_factor(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Returns an estimate of the device's bytes: the formula's with what plans without offloaded layers have beside it, but
-// no less than with the most offloaded layers, when copies on the way count.
+// Returns an estimate of the device's bytes: the formula's and what plans without offloaded layers took beyond it, but
+// no less than this sum with the most offloaded layers, whose copies on the way take memory too.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -157,7 +157,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     return o;
 }
 
-// Plans, once, a choice of a group with layers of one kind, and records how the plan exceeds the formulas.
+// Plans, once, a choice of a group (fit_group's), all layers of one kind; records how the plan exceeds the formulas.
 static void fit_learn(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
@@ -180,7 +180,7 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
 static int fit_num_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
-// Whether the groups' plans that a choice's estimate reads are known.
+// Whether fit_learn_groups has nothing to plan for a choice: its estimate may read its groups.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     bool known = true;
@@ -188,7 +188,7 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
     return known;
 }
-// Plans, where that is not done yet, what a choice's estimate reads of groups.
+// Plans, once, what a choice's estimate reads: by kind of its layers, its group with and without offloaded layers.
 static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
@@ -215,7 +215,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
     return INFINITY;
 }
 
-// Returns the least p in [least, most] with states_bytes[p], offloaded at p %, `bytes` above [least]; most + 1: none.
+// Returns the least p in [least, most] with states_bytes[p] - states_bytes[least] >= bytes; most + 1: there is none.
 static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {
@@ -264,13 +264,13 @@ static bool fit_same_set(const struct fit_choice *a, const struct fit_choice *b)
            (a->percent > 0) == (b->percent > 0) && (a->layers > 0) == (b->layers > 0);
 }
 
-// Returns the next of about `steps` values from least to most, both included; more than most: `value` was the last.
+// Returns the value after `value` of about `steps` from least to most, both included; above most: `value` was the last.
 static int fit_next_value(int value, int least, int most, int steps) {
     const int step = (most - least + steps - 1) / steps, next = value + (step > 0 ? step : 1);
     return value < most && next > most ? most : next;
 }
 
-// Adds a choice to q->nodes, unless by its estimate none fits. c.percent 0 stays; any other becomes one that fits.
+// Adds a choice to q->nodes, at a percentage (0 stays 0) that fits by its estimate; adds nothing where none fits.
 static void fit_add(struct fit_queue *q, struct fit_choice c) {
     struct fit_node n;
     if (q->count == q->capacity) {
@@ -315,7 +315,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 
 // ---- The search ----
 
-// Plans what the estimate of a choice reads of groups, and corrects all nodes whose groups are known after that.
+// Calls fit_learn_groups for a node's choice, and estimates anew all nodes whose groups are known by this.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_learn_groups(q, &c);
@@ -340,7 +340,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node's choice of known groups: unplaced, in a second call placed. A misfit changes percentage, or is out.
+// Plans a node whose groups are known, unplaced, in a second call placed. A misfit gets another percentage, or is out.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;
@@ -369,8 +369,8 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// Sets found->gain to which of formats [first, last], which are not allowed, would gain most over `value`, by estimates
-// of choices whose groups are known; leaves it where none gains. Replaces the queue's nodes.
+// Sets found->gain, and its estimate, to the choice of formats [first, last], which are not allowed, that would gain
+// most over `value`, by estimates whose groups are known; leaves it where none gains. Replaces the queue's nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;

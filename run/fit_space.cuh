@@ -77,7 +77,7 @@ static double fit_exposed_s(const struct fit_space *s, int kind, int count, doub
     return count *
            (fit_larger(forward_bus_s - HIDES * forward_s, 0) + fit_larger(backward_bus_s - HIDES * backward_s, 0));
 }
-// Returns the seconds that what is outside the layers waits for the bus. weights, gradients: bytes of the whole model;
+// Returns the seconds outside the layers that a micro-step waits for the bus. weights, gradients: bytes of the model;
 // 0: not offloaded. Only the device's own copying hides the first weights, the head's, and the embeddings' gradient.
 static double fit_exposed_outside_s(const struct fit_space *s, double weights, double gradients) {
     const double a_byte_s = fit_larger(1 / s->bus.bytes_s - s->bus.copy_s, 0);

@@ -24,8 +24,8 @@ struct fit_time {
 // Returns the predicted time of a step of a recorded or placed model; zeros without training. rates->flops: not 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of the device or --plan-gpu's: by data sheet, else measured in at most `room` bytes, freed again,
-// or, with --plan, an H100's, or a CPU's, guessed. flops 0: a sheet without this precision; with auto the program ends.
+// Returns the rates of --plan-gpu or the device: by data sheet, else measured in at most `room` bytes, freed again;
+// with --plan an H100's, or a CPU's, guessed. flops 0: a sheet without this precision; with auto the program ends.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
@@ -64,7 +64,7 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures and returns bytes a second between device and host, of the slower direction, in at most `room` of both.
+// Measures and returns bytes a second between device and host, the slower way, in at most `room` of both together.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -175,7 +175,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Plays phases [first, end), all of a micro-step; returns their seconds, copies included. *compute_s: without copies.
+// Returns the simulated seconds of phases [first, end), all of a micro-step, with copies; *compute_s: without copies.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);

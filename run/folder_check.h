@@ -21,8 +21,8 @@ static inline void *folder_check_run(void *argument) {
     return NULL;
 }
 
-// Begins to check the folder at `path` (NULL, empty or no folder: nothing), for folder_check_end, until which *check
-// and `path` must stay. optimizer: also files of optimizer and trainer. Ends the program where no thread can start.
+// Begins to check a folder's files by its manifest (path NULL, empty or no folder: nothing), for folder_check_end,
+// until which *check and `path` must stay. optimizer: also files of optimizer and trainer. No thread: the program ends.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;

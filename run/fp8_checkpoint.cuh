@@ -60,7 +60,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     return entry;
 }
 
-// values (fp8_tensor_values) = tensor t of a file called `name` in messages, all 0 or more. Returns NULL, or an error.
+// values (fp8_tensor_values) = tensor t of file `name`; refuses negative or non-finite ones. Returns NULL, or an error.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;

@@ -5,7 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether a comma-separated shell pattern matches; sets used[i] if pattern i does. One of 256 bytes ends the program.
+// Whether a comma-separated shell pattern matches; sets used[i] if pattern i does. One over 255 bytes ends the program.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
@@ -91,7 +91,7 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     parameters_free(&table);
 }
 
-// Returns which parameters are frozen, (L + 1, PARAM_COUNT), for free(); NULL: none. A bad --freeze ends the program.
+// Returns what is frozen (L + 1, PARAM_COUNT; row L: no layer) for free(); NULL: none. A bad --freeze ends the program.
 static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     if (!config_freezes(c))
         return NULL;

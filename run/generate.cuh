@@ -36,8 +36,8 @@ static void log_samples(struct json *json, const void *context) {
     }
 }
 
-// Generates, prints and logs the samples of a training run, after `step` steps; nothing where a signal stops a single
-// rank meanwhile. open_samples was called, and no later update is enqueued. Every rank calls this.
+// Generates, prints and logs the samples of a training run, after `step` steps; nothing where a signal stops them, in a
+// run of one rank only. open_samples was called, and no later update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
@@ -157,8 +157,8 @@ static void read_prompts(struct run *r, struct config *c) {
     c->training.micro_batch_size = 1;
 }
 
-// Prints each prompt of read_prompts and, generated, at most new_tokens tokens after it, up to the end of the text;
-// none after a signal. Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
+// Prints each prompt of read_prompts and at most new_tokens generated tokens, to the end of text; nothing if a signal
+// stops a run of one rank. Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;

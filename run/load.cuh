@@ -22,7 +22,7 @@ static const int64_t LOAD_CHUNK = 1 << 20; // elements
 
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
 
-// Whether a file's tensor is ignored, as elsewhere: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` model's head.
+// Whether a file's tensor is to be ignored: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` model's head.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
                                           ".attention.masked_bias"};
@@ -381,7 +381,7 @@ static const char *model_load_states(struct gpt *m, const struct safetensors *fi
 }
 
 // Loads the master weights, unless this run has none or model.safetensors has them exactly (model_is_exact).
-// *converted: the conversion, in words, if just run or file has them; NULL: none. Returns NULL, or what is wrong.
+// *converted: the conversion in words, if only run or only file has them; NULL: none. Returns NULL, or what is wrong.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -454,7 +454,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Loads a checkpoint's averages as this rank's parameters and masters; none is an error. Returns NULL, or an error.
+// Loads a checkpoint's averages as this rank's parameters, masters, averages. Returns NULL, or an error: also if none.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;

@@ -41,7 +41,7 @@ static void *long_wait_main(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Returns a new watch, for long_wait_close; NULL, which all functions take: no memory or no thread, and no watch.
+// Returns a new watch, for long_wait_close. NULL: no memory or no thread; all functions take NULL, and watch nothing.
 // say_it: called with `seconds` once in each longer wait, by the watch's thread; may call none of these functions.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
@@ -93,6 +93,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-// Begins a wait, which long_wait_end ends, in the place of one that is watched. One thread begins and ends all waits.
+// Begins a wait, for long_wait_end; drops a wait that is watched already. One thread begins and ends all waits.
 static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
 static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }

@@ -340,7 +340,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters that fit no weight, listed modules without one, and no tensors. Returns NULL, or an error.
+// Refuses adapters that fit no weight, listed modules without adapters, and zero tensors. Returns NULL, or an error.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {

@@ -54,7 +54,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
-// Says at exit what to change where *threads (an int) threads can't start, and exits with EXIT_USAGE; 0: all started.
+// Ends the process, with advice and EXIT_USAGE, where it exits while *threads (an int) threads start; 0: all started.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -175,7 +175,7 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// Returns limits_of, less what collectives take and what varies, for the engine's own choices; a budget stays whole.
+// Returns limits_of, less reserves for collectives and for what varies, for the engine's choices; a budget stays whole.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
@@ -224,7 +224,7 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans a model's memory for the options as they are now, as a new r->model, and predicts a step where rates are known.
+// Plans a model for the options, as a new r->model, frees no former one, and predicts a step where rates are known.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
     if (r->rates.flops > 0)
