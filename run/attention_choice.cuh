@@ -175,8 +175,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes r->flash and r->sm90; ends the program as attention_sm90_reason does. Returns whether auto prefers flash to
-// fused: where compute capability 9.0's kernels can be used, or the self-check refused them and mma.sync's can be used.
+// Writes r->flash, r->sm90; an impossible --flash-kernels wgmma ends the program. Returns whether auto prefers flash to
+// fused: compute capability 9.0's kernels can be used, or the self-check refused them and mma.sync's can be used.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -192,7 +192,7 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose, with the same arguments, may run fused_check, which compares fused with flash: the caller
-// checks flash before. Ends the program as attention_choose does, but not for the heads.
+// checks flash before. Ends the program where --flash-kernels wgmma is impossible.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -204,8 +204,8 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
 }
 
 // Chooses the backend: fused where it is measured, or else known, to be faster, or where flash can't be used; else
-// flash; unfused where neither can be used. wanted: of --attention-backend. May load and check cuDNN
-// (attention_fused_reason). Ends the program where no backend is left or takes the heads, and as attention_sm90_reason.
+// flash; unfused where neither can. wanted: of --attention-backend. May load and check cuDNN: no graph may be recorded
+// before. Ends the program where no backend is left or takes the heads, or --flash-kernels wgmma is impossible.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

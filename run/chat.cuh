@@ -26,7 +26,7 @@ struct chat_text {
     char *bytes;
     size_t length;
 };
-// Appends `length` bytes to a text, which the caller frees, and a zero. Ends the program where memory is out.
+// Appends `length` bytes to a text (zeroed: empty), which the caller frees, and a 0. Ends the program without memory.
 static void chat_add(struct chat_text *text, const char *more, size_t length) {
     text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
     if (!text->bytes)

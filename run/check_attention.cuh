@@ -392,7 +392,7 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 static double judge_allowed_distance(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
-// Returns the square of the length that a row's errors are relative to. square: of the row; mean: of its kind's rows.
+// Returns the square that a row's errors are relative to: its own or, if larger, its kind's mean (dK, dV: a share).
 static double judge_yardstick(enum judge_kind kind, double square, double mean) {
     const double share = ATTENTION_CHECK_SHORT * ATTENTION_CHECK_SHORT;
     switch (kind) {
@@ -435,7 +435,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
-// Compares rows of tokens around the borders of tiles with the host's sums. reason, *largest: as of judge_samples.
+// Compares rows near tiles' borders with the host's sums. reason (size bytes, empty before) = faults; raises *largest.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };

@@ -59,7 +59,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 
 // ---- Into the model ----
 
-// Sets t's elements [first, first + n), as gpt_set_parameters does, and waits for the device. rounded: (2 LOAD_CHUNK).
+// Sets what this rank holds of t's elements [first, first + n), by gpt_set_parameters; waits. rounded: (2 LOAD_CHUNK).
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {

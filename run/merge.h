@@ -218,7 +218,7 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     return merge_out_end(m, problem, error);
 }
 
-// Makes room in m->raw, of up to 8 bytes an element, and m->values, whose content is lost, or ends the program.
+// Makes room for `elements` in m->raw, of 8 bytes each, and m->values, losing their content, or ends the program.
 static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (elements <= m->room)
         return;

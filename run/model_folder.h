@@ -97,7 +97,7 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
     return NULL;
 }
 
-// Opens a folder of peft's adapters, with model_folder_open's conditions. Returns NULL, or what is wrong.
+// Opens adapters of peft, for model_folder_close, after an error too. `path` must stay. Returns NULL, or what is wrong.
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;
