@@ -178,7 +178,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets *c for a chat, before plan_model: one sequence, a KV cache of --seq-length tokens, a prefill of at most 256.
+// Sets *c for a chat, before plan_model: one sequence, sample_tokens (the KV cache) = seq_length, prompt_tokens <= 256.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;

@@ -191,7 +191,7 @@ static double fit_share_outside_layers(const struct parameters *table) {
     }
     return outside / fit_larger(all, 1);
 }
-// Sets the estimates of a->formats[i]: bytes of gradients and states, seconds of the update.
+// Sets the estimates in a->space of a->formats[i]: bytes of gradients and states, seconds of the update.
 static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const struct fit_formats *formats = &a->formats[i];
     struct config config = *a->f->config;
