@@ -46,7 +46,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 }
 
 // Writes or adds the MLP's parameter gradients, as linear_backward says, and turns d_residual from OUT's gradient into
-// MID's. With parallel branches leaves d_residual, and in D_NORM2 what block_backward adds to d_residual later.
+// MID's. Parallel branches: leaves d_residual and writes D_NORM2, for block_backward's last branch_input_backward.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
     mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));

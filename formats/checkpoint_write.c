@@ -36,7 +36,7 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save as failed; returns the text. file "": the folder; no text of the freed manifest. error: errno.
+// Abandons the save as failed; returns the text. file "": the folder; no text of the freed manifest. error: errno > 0.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";

@@ -50,8 +50,8 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates a file of `bytes` bytes, the first `count` of them from `begin`. Each process writes its part of the rest;
-// process 0's part opens the file in any case, as only checkpoint_part_close flushes the first bytes to the disk.
+// Creates, on process 0, a file of `bytes` bytes, the first `count` of them from `begin`. Later each process's part
+// writes a range of the rest. Process 0's part opens the file in any case: checkpoint_part_close flushes `begin`.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
 // Prepares for the parts of processes 1 to `parts`; this one is 0. Called after shared files are made, before any part.

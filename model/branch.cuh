@@ -84,7 +84,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns the place of the stream plus attention's branch, (N, C): MID or a parallel layer's buffer; NULL: planning.
+// Returns the stream plus attention's branch, (N, C), live in this phase: MID or a parallel layer's; NULL: planning.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);

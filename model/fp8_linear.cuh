@@ -158,7 +158,7 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     return false;
 }
 // Casts w (outputs, inputs), in this phase, and returns its matrix, transposed where `which` is FP8_WEIGHT_COLUMNS. The
-// amax is there from fp8_scales_begin; where weights_sharded, a first forward takes it here.
+// amax is there from fp8_scales_begin; where weights_sharded, each PASS_TRAIN cast to FP8_WEIGHT_ROWS takes the amax.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

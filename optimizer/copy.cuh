@@ -28,7 +28,7 @@ static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, in
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes of this rank's copy of a part before `place` (part_next's), a multiple of STATE_BLOCK.
+// The number of bytes of this rank's copy of a part before part_next's `place`, which STATE_BLOCK must divide.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);

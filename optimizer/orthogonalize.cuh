@@ -133,7 +133,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// out, not in place, = a X + (b A + c A A) X, of X = in and A = X X^T; of a tall X: a X + X (b A + c A A), A = X^T X.
+// Enqueues, in this phase, out = (a I + b A + c A A) X, X = in, A = X X^T; tall: X (a I + ...), A = X^T X. out: not in.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;

@@ -291,7 +291,7 @@ static void update_add(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Enqueues the last piece's update, if any, and blocks later work of the device until copies back are done. Empties u.
+// Calls update_finish for any last piece. Blocks later device work until copies back are done. Sets u->count to 0.
 static void update_end(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)

@@ -35,8 +35,8 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes to `reason` (size bytes) that --attention-backend (wanted; ATTENTION_AUTO: any) or an environment variable,
-// which ends the program if it is bad, rules a backend out; empty: neither. backend: ATTENTION_FLASH for all of flash.
+// Writes to `reason` (size bytes) that --attention-backend (wanted; ATTENTION_AUTO: any) or a variable's 0 rules a
+// backend (of flash ATTENTION_FLASH) out, or "". Ends the program where the variable is not 0, 1, empty or unset.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;

@@ -122,8 +122,8 @@ static void fit_sample_tokens(struct config *c, int longest) {
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes --generate's prompts by r's tokenizer and vocabulary, each --sample-count times, as new r->samples. Sets r's
-// and *c's prompt_tokens, *c's --sample-tokens and --seq-length (longest prompt + new tokens) and its micro-batch.
+// Encodes --generate's prompts by r's tokenizer and vocabulary, --sample-count times, as new r->samples, of lengths
+// r->prompt_tokens. In *c sets prompt_tokens (longest), --sample-tokens = --seq-length (longest + new), micro-batch 1.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;

@@ -89,8 +89,8 @@ static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const stru
     return option_text(text, &config_rows[row], &defaults);
 }
 
-// Takes over what auto chose for the checkpoint's run, whose given options config has: a search now might differ. Each
-// option in by_user, what the command line gives, stays; does nothing where the granularity is in by_user, or not auto.
+// Takes over, as given, --recompute-granularity auto's choice for the checkpoint's run, whose given options config has.
+// Keeps each option in by_user, the command line's; does nothing where the granularity is in by_user, or not auto.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
     char text[OPTION_TEXT];

@@ -167,7 +167,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// Sets FP8's attributes. Scales of blocks turn `fast` off and set modes; others set none: before 12.8 there are none.
+// Sets FP8's attributes but scale pointers. Block scales turn `fast` off and set modes; before 12.8 the program ends.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
