@@ -13,8 +13,8 @@
 
 // ---- The step ----
 
-// Enqueues what graphs record of a micro-step, after upload_batch and zero_begin_micro_step: forward into
-// m->io.results->loss, backward of scale / (B * T) times the losses' sum, reductions of gradients. All ranks call.
+// Enqueues what graphs record of a micro-step: forward into m->io.results->loss, backward of scale / (B * T) times the
+// losses' sum, reductions of gradients. enqueue_micro_step has enqueued what comes before. All ranks call this.
 static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;

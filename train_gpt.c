@@ -19,10 +19,10 @@
 #include <stdio.h>                   // printf
 #include <unistd.h>                  // STDOUT_FILENO
 
-// Whether nobody reads stdout any more, a pipe or a socket whose other end is closed.
+// Whether stdout is a pipe or a socket whose other end is closed.
 static bool reader_is_gone(void) {
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
-    return poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0;
+    return poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 // Flushes stdout where it is the run's result (a plan, a loss, samples; not training's), and ends the program where it

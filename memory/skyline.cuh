@@ -153,7 +153,7 @@ static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Makes `tick` to `last` a segment of this height, between segment `before` (-1: none), whose end stays, and the next.
+// Sets segment [tick, last], after segment `before` (-1: none). The caller sets before's end, and a rest past `last`.
 static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
     s->segment_last[tick] = last;
     s->segment_before[tick] = before;

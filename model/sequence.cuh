@@ -53,7 +53,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
 static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
-// Whether attention needs spans in a pass: where the window hides keys (`window`) or documents do not see each other.
+// Whether attention needs spans in a pass: where window_hides_keys (`window`) or documents do not see each other.
 static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)

@@ -294,8 +294,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Returns the set of layer l's (-1: the embedding's) kept activations that are in host memory until backward. OUT goes
-// with the next layer, whose input it is. The last group stays, as its backward is next, and what no backward reads.
+// Returns the set of layer l's (-1: the embedding's) kept activations that are in host memory until backward. Its OUT
+// is in the set if layer l + 1 is offloaded, the rest if l is. The last group stays, and what no backward reads.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;

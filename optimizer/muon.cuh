@@ -425,7 +425,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
-// Begins an exchange of messages, which later work of the device waits for; in runs only. Every rank calls this.
+// Begins an exchange of messages, which later work of the device waits for. Never called in planning. All ranks call.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,

@@ -155,8 +155,8 @@ static void check_scores_file(const struct config *c) {
     }
 }
 
-// Reads and encodes the files of --eval-tasks into r->tasks, which close_tasks frees, and opens r->tokenizer, which may
-// lie beside the data: the data is open before. Ends the program where a file is bad. Every rank calls this.
+// Reads and encodes the files of --eval-tasks, at least one, to r->tasks, which close_tasks frees. Opens r->tokenizer,
+// which may lie beside the data: the data is open before. Ends the program where a file is bad. Every rank calls this.
 static void open_tasks(struct run *r) {
     enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);

@@ -105,9 +105,9 @@ static void measure_utilization(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// *mean = the mean loss of a step of `micro_batches`, over the *targets targets that count (0: none), from all ranks'
-// reports (ranks, report_width): summed in the data's order, so that the bits don't depend on the number of ranks.
-// Returns the step's first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none, *nonfinite stays.
+// Sets *mean to a step's mean loss over the *targets targets that count (0: *mean is 0), from all ranks' reports
+// (ranks, report_width) of `micro_batches`, in the data's order: the bits don't depend on the number of ranks.
+// Returns the first micro-batch whose loss is a NaN or Inf, with its loss in *nonfinite; -1: none, *nonfinite stays.
 static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
                      double *nonfinite) {
     const int ranks = r->config->ranks, width = report_width(r->model);

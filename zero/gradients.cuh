@@ -183,7 +183,8 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Opens a phase; adds a unit's buffer, once reduced, to the stored sum, or begins to store it (zero_adds_in_place).
+// In a new phase adds a unit's reduced buffer to the stored sum or, with zero_adds_in_place, begins to store the buffer.
+// prefetch_stored comes before, wait_for_stores after.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
