@@ -183,7 +183,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// In a new phase adds a unit's reduced buffer to the stored sum or, with zero_adds_in_place, begins to store the buffer.
+// Adds, in a new phase, a unit's reduced buffer to the stored sum or, with zero_adds_in_place, begins to store it.
 // prefetch_stored comes before, wait_for_stores after.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
