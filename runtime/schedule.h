@@ -38,8 +38,8 @@ struct batch_ramp {
 };
 
 __BEGIN_DECLS
-// Returns the learning rate of a step, counted from 0. Megatron-LM warms up by step/warmup_steps, which wastes step 0
-// on a rate of 0; here it is (step + 1)/warmup_steps. In both, step warmup_steps has lr, if it is below decay_steps.
+// Returns the learning rate of a step, counted from 0: (step + 1) / warmup_steps of lr in the warm-up, then by `style`,
+// from decay_steps on min_lr (CONSTANT: lr). Megatron-LM's step / warmup_steps wastes step 0 on a rate of 0.
 double schedule_lr(const struct schedule *s, int64_t step);
 // The number of sequences of the step that begins after `consumed` sequences.
 int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed);

@@ -51,7 +51,7 @@ static void file_lock_sign(int fd) {
         return;
 }
 
-// text = the content of an open file, "" where it can't be read.
+// text = the content of an open file, cut to fit; "" where it can't be read.
 static void file_lock_content(char text[FILE_LOCK_TEXT], int fd) {
     const ssize_t n = pread(fd, text, FILE_LOCK_TEXT - 1, 0);
     text[n > 0 ? n : 0] = '\0';
@@ -66,7 +66,7 @@ bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path) {
     return *text != '\0';
 }
 
-// Writes into `text` who holds the lock, by the file's content, which may be missing.
+// text = "process 12 on host NAME", by the content of the lock's file, or "another process" where that names none.
 static void file_lock_name_holder(struct error_text *text, int fd) {
     char content[FILE_LOCK_TEXT], host[256];
     long process;

@@ -19,15 +19,15 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, created where missing, without waiting. TAKEN or IMPOSSIBLE: the file has this
-// host, process and time, and the caller closes *fd, which frees the lock; others: *fd is -1. text: set unless TAKEN.
+// Takes the lock of the file at `path`, made if missing, without waiting. TAKEN, IMPOSSIBLE: the file has this host,
+// process and time, and the caller closes *fd, which frees the lock; else *fd is -1. text: HELD's holder, or a problem.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
 // text = "HOST PROCESS TIME\n" by the last taker of the lock, since freed or not; false and "": unreadable or empty.
 bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
-// Locks the byte at offset `byte` of an open file, also beyond its end, without waiting. type: F_WRLCK, exclusive, for
-// which fd must be open for writing, or F_RDLCK, shared. Returns 0 or an errno; EAGAIN: another's lock is in the way.
+// Locks the byte at offset `byte` of an open file, also beyond its end, until the file is closed; does not wait. type:
+// F_WRLCK, exclusive, for which fd must be writable, or F_RDLCK, shared. Returns 0 or an errno; EAGAIN: another's lock.
 int file_lock_byte(int fd, short type, off_t byte);
 // Whether another open file's lock of the byte at offset `byte` is in the way of an F_WRLCK; false where not known.
 bool file_byte_is_locked(int fd, off_t byte);

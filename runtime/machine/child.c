@@ -44,9 +44,9 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     output[*length] = '\0';
     return 1;
 }
-// Reads until the child closes the pipe, until it ends (another process may hold the pipe), or until `seconds` (0: no
-// limit) have passed, which begin anew once `anew` is read (NULL: never). Returns whether the child closed the pipe or
-// ended. *ended, 0 before, becomes 1, and *status is set, only where the end was seen.
+// Reads into `output` ("" before) until the child closes the pipe or ends (another process may hold the pipe), for at
+// most `seconds` (0: no limit), which begin anew once `anew` is read (NULL: never). Returns whether the child closed
+// the pipe or ended. *ended, 0 before, becomes 1, and *status, waitpid's, is set, only where the end was seen.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };

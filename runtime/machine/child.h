@@ -15,6 +15,6 @@ __BEGIN_DECLS
 // end, at most `seconds` (0: no limit), which begin anew once `anew` (NULL: never) is in the output, then kills it. It
 // has 10 s to end then, or after closing its output. output (size bytes) = its stdout and stderr, cut in the middle.
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew);
-// Makes the calling child end, by SIGKILL, with the thread that started it, and now if its parent is not pid `parent`.
+// Lets SIGKILL end the calling child when the thread that started it ends; exits at once if getppid() is not `parent`.
 void child_follow_parent(int parent);
 __END_DECLS

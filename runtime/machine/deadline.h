@@ -11,7 +11,7 @@ struct deadline {
 __BEGIN_DECLS
 // Returns the time of the one clock, CLOCK_MONOTONIC, in seconds: only differences have a meaning.
 double deadline_clock_s(void);
-// Returns the deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
+// Returns the deadline `minutes` after start_s (deadline_clock_s); for 0 minutes or less: no deadline.
 struct deadline deadline_after_minutes(double start_s, double minutes);
 // Returns the seconds left: negative once the deadline has passed, infinite without a deadline.
 double deadline_left_s(struct deadline deadline);

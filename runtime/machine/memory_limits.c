@@ -49,7 +49,7 @@ static size_t cgroup_left(const char *root, const char *folder, const char *limi
     return rest_of(limit, used);
 }
 
-// Lowers *context (size_t), in bytes, to what the group leaves.
+// Lowers *context (size_t), in bytes, to what the group leaves, if that is less.
 static void look_for_rest(const char *root, const char *folder, bool unified, void *context) {
     size_t *const left = (size_t *)context;
     *left = least(*left, unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")

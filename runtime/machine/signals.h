@@ -14,7 +14,7 @@ __BEGIN_DECLS
 void signals_install(void);
 // Whether a save was asked for since the last call; takes the request. SIGUSR1 during a save asks for another.
 bool signals_take_save_request(void);
-// Returns the signal that asked first to stop, as SIGTERM; 0: none. The request stays.
+// Returns the number of the signal that first asked to stop (SIGTERM, ...); 0: none. The request stays.
 int signals_stop_requested(void);
 // Whether SIGINT, the interrupt key, asked first to stop; takes the request, so that the next SIGINT is a first one.
 bool signals_take_interrupt(void);

@@ -60,7 +60,7 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes, on rank 0, the exchange if all other ranks have contributed. All then have the last exchange's result,
+// Completes, on rank 0, the exchange if all other ranks have contributed. All then have the previous exchange's result,
 // which is freed here. A contribution to another exchange ends the job. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
@@ -135,7 +135,7 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send the frame in its link's `in` now; a contribution may precede this rank's exchange.
+// Whether rank r may send the frame links[r].in now; a contribution may precede this rank's exchange. Takes the mutex.
 static bool control_frame_is_allowed(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -160,7 +160,7 @@ static bool control_frame_is_allowed(struct control *c, int r) {
     return false;
 }
 
-// Ends the job where a frame is not one that rank r may send, and terminates the names in it, which are printed.
+// Ends the job where rank r may not send its link's `in`; terminates the names in it, for printing. Takes the mutex.
 static void control_check_frame(struct control *c, int r) {
     struct control_report *const report = &c->links[r].in.report;
     report->collective[CONTROL_NAME - 1] = report->exchange[CONTROL_NAME - 1] = '\0';
@@ -168,7 +168,7 @@ static void control_check_frame(struct control *c, int r) {
         control_end_wrong_frame(c, r);
 }
 
-// Sets where a frame's payload is received: a contribution's in new memory, a result's in its exchange's `all`.
+// Sets where a payload is received: new memory for a contribution, the exchange's `all` for a result. Takes the mutex.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
         link->in_payload = link->contribution_data = control_allocate(c, link->in.payload_bytes);
@@ -505,7 +505,7 @@ void control_broadcast(struct control *c, void *data, size_t bytes, const char *
         control_exchange_run(c, CONTROL_BROADCAST, data, data, bytes, what, patient);
 }
 
-// Returns when all ranks have called it, with the same `what`, for messages. patient: the timeout does not apply.
+// Waits until all ranks have called it with an equal `what`, for messages. patient: no timeout. c NULL: does not wait.
 void control_barrier(struct control *c, const char *what, bool patient) {
     control_all_gather(c, NULL, NULL, 0, what, patient);
 }

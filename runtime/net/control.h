@@ -29,7 +29,7 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Listens, on rank 0 under MPI. *address is for every rank's control_open; *listener for rank 0's, which closes it.
+// Listens, on rank 0 under MPI. The caller sends *address to all ranks for control_open; rank 0's closes *listener.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
 // Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
 // where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
@@ -39,7 +39,7 @@ const char *control_open(struct control **control, const struct launch *launch, 
                          int listener, double timeout_s, struct error_text *error);
 // Returns the key of the job, for further handshakes; zeros where c is NULL.
 struct handshake_key control_key(const struct control *c);
-// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
+// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c. NULL: nothing.
 void control_close(struct control *c);
 
 // all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`. Exchanges pass
@@ -50,7 +50,7 @@ void control_all_gather(struct control *c, void *all, const void *mine, size_t b
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// Tells the watch, from any thread, that a collective begins, in the same order on all ranks. c NULL: does nothing.
+// Tells the watch, from any thread, that a collective begins, in one order on all ranks. name: copied. c NULL: nothing.
 void control_collective_begun(struct control *c, const char *name);
 // Tells the watch, from any thread, that the oldest collective is done. c NULL: does nothing.
 void control_collective_done(struct control *c);

@@ -140,7 +140,7 @@ __BEGIN_DECLS
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. An error drops the queue; reading finds it after what arrived.
 void control_link_send(struct control_link *link);
-// Receives, without waiting, until a frame, or the head of one with a payload, is complete, or no more has arrived.
+// Receives, without waiting, a frame or, before its payload, the head: the caller then sets in_payload and calls again.
 enum control_event control_link_receive(struct control_link *link);
 // Closes the connection, if it is open, and drops the frames that wait. Frees nothing.
 void control_link_close(struct control_link *link);

@@ -132,7 +132,7 @@ static enum socket_answer control_greet(int socket, void *context, double until_
     return SOCKET_FRIEND;
 }
 
-// Waits for rank 0's welcome, with c->peers. *status: with which rank 0 ends the job, a problem too; else 0.
+// Waits for rank 0's welcome, which sets c->peers. Returns NULL or the problem. *status: rank 0's if it aborts, else 0.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

@@ -118,8 +118,8 @@ static void last_line_add_operation(struct last_line *message, const struct oper
                   (unsigned long long)operation->number);
 }
 
-// Returns the first unfinished operation of all ranks except `but` or, with only_it, of rank `but` only; number 0:
-// none. A collective goes before an exchange.
+// Returns the unfinished operation of the least number of all ranks except `but` or, with only_it, of rank `but` only;
+// number 0: none. A collective goes before an exchange.
 static struct operation first_unfinished(const struct control *c, int but, bool only_it) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -201,7 +201,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the first collective (`exchange`: instead, an exchange but no patient one) that is overdue; number 0: none.
+// Returns the overdue collective (`exchange`: an exchange, but no patient one) of the least number; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {

@@ -76,7 +76,7 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
     *key = derived;
 }
 
-// Whether a key has this part of it, which is then not zeros.
+// Whether a part of a key is set: not all zeros.
 static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return !sha256_same(part, none);

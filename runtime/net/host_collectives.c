@@ -96,7 +96,7 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// The number of bytes of a list's messages with a rank, copied to `packed` (NULL: not), or with `unpacks` from there.
+// Copies a list's messages with a rank to `packed` (NULL: not) or, with `unpacks`, from there; returns their bytes.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

@@ -21,7 +21,7 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable; not set: `otherwise` or, where that is negative, an error.
+// *number = an environment variable, 0 to INT_MAX; not set: `otherwise` or, where that is negative, an error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -230,7 +230,7 @@ static const char *launch_address(struct launch *launch, const char *text, struc
 
 static const struct launch_variables launch_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-// Sets the ranks, from torchrun's variables or else from mpirun's or srun's, and rank 0's address from --rendezvous.
+// Sets kind, ranks (from torchrun's variables or else mpirun's or srun's) and rank 0's address (from --rendezvous).
 static const char *launch_by_rendezvous(struct launch *launch, const char *rendezvous, struct error_text *error) {
     const char *problem;
     if (getenv("RANK"))

@@ -19,7 +19,7 @@ __BEGIN_DECLS
 // NULL or the problem. rendezvous, secret_file, timeout_s: as in launch_find, launch_read_secret, control_open.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens several ranks' data connections, MPI's only for LAUNCH_MPI, and p->work; all call it. Returns NULL or why not.
+// Opens data connections (MPI's only for LAUNCH_MPI) and starts p->work; all ranks call it. Returns NULL or why not.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Runs the work that waits, closes what was opened, and ends MPI; every rank calls it, once, and waits for the others.
 void parallel_close(struct parallel *p);

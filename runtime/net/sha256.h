@@ -8,7 +8,7 @@ enum { SHA256_BYTES = 32 };
 
 __BEGIN_DECLS
 void sha256(unsigned char hash[SHA256_BYTES], const void *message, size_t bytes);
-// hash = the proof that whoever made it had the key and the message.
+// hash = the HMAC-SHA-256 of the message by the key: a proof that its maker had the key and the message.
 void hmac_sha256(unsigned char hash[SHA256_BYTES], const void *key, size_t key_bytes, const void *message,
                  size_t bytes);
 // Whether two hashes are the same, in a time that does not tell how many of their bytes are.

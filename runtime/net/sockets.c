@@ -161,7 +161,7 @@ static int socket_finish_connecting(int socket, double until_s) {
     return why;
 }
 
-// Tries one address, once. Returns the socket; -1 with errno.
+// Connects to one address, tried once. Returns the socket; -1 with errno, ETIMEDOUT where until_s has passed.
 static int socket_connect_to(const struct addrinfo *to, double until_s) {
     const int connected = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int why = 0;

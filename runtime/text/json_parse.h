@@ -49,7 +49,7 @@ const char *json_get_number(const json_t *object, const char *key, double least,
                             const char *name, struct error_text *error);
 const char *json_get_bool(const json_t *object, const char *key, bool *result, const char *name,
                           struct error_text *error);
-// *result = the text of a member that must be there; `object` owns the text.
+// *result = the text of a member that must be there; `object` owns the text. After an error *result stays.
 const char *json_get_string(const json_t *object, const char *key, const char **result, const char *name,
                             struct error_text *error);
 // *result = the object that a member is, which `object` owns; after an error, what is there instead (NULL: nothing).

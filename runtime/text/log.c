@@ -82,8 +82,8 @@ static bool log_is_after(const char *line, int64_t last) {
     long long step = 0;
     return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
 }
-// Returns the length of an earlier log.jsonl before the first line that is cut short or of a step after `last`: a
-// resumed run writes those again. Other lines before, as a note of the user's or a damaged line, stay. 0: no file.
+// Returns the bytes of an earlier log.jsonl before the first line that is cut short or of a step after `last`, which a
+// resumed run writes again; other lines, as damaged ones, stay. 0: no file. An unreadable one ends the program.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;

@@ -168,7 +168,7 @@ static void option_help_or_version(const struct options *options, const char *wo
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-// Ends the program: an option lacks its value. next: the following word; NULL: none, and list_values may print values.
+// Ends the program: an option lacks its value. next: the following word; NULL: list_values may answer, with status 0.
 static void option_without_value(const struct options *options, const struct option_row *row, const char *next) {
     char name[OPTION_NAME], expected[OPTION_TEXT];
     if (!next && options->list_values && options->list_values(row))
@@ -203,7 +203,7 @@ static const char *option_join(char **words, int count) {
     return text;
 }
 
-// Sets *given and an option, by a value or a word of options->values (maybe refused); OPTION_ONCE: warns of two values.
+// Sets *given and an option, by a value or word of options->values, or ends the program. OPTION_ONCE: may warn.
 static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
                         const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];

@@ -86,7 +86,7 @@ void options_fill(const struct options *options, void *values, const bool *given
 // Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
 // maybe with dashes before it, in their names or, where none has, in their texts. Ends the program where none are.
 void options_help(const struct options *options, const char *topic, FILE *out);
-// text = a hint on an unknown name: the option that a synonym means, or the nearest; of help, its place. Returns text.
+// text = a hint on an unknown name: a synonym's option or the nearest; on help: only on the command line. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
 // Returns the row of options->values for a word of another program for this option's value; NULL: there is none.
 const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
