@@ -16,7 +16,7 @@ void signals_install(void);
 bool signals_take_save_request(void);
 // Returns the number of the signal that first asked to stop (SIGTERM, ...); 0: none. The request stays.
 int signals_stop_requested(void);
-// Whether SIGINT, the interrupt key, asked first to stop; takes the request, so that the next SIGINT is a first one.
+// Whether SIGINT, the interrupt key, asked first to stop; takes the request: a SIGINT 0.5 s after it is a first one.
 bool signals_take_interrupt(void);
 // Lets a signal that asks to stop end a waiting read with EINTR from now on. To be called after signals_install.
 void signals_interrupt_reads(void);

@@ -34,7 +34,7 @@ enum socket_answer handshake_join(int socket, const struct handshake_key *key, c
                                   size_t bytes, double until_s, struct error_text *error);
 
 // Opens the accepting end at a `listener` of sockets.h; `ranks` + 256 connections may wait unproven. rank: this one,
-// for messages. handshake_close frees what is returned. NULL: no memory.
+// for messages. key: copied. handshake_close frees what is returned. NULL: no memory.
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
 // Waits for a connection that has proven its hello (bytes), to be admitted or refused next. False: none has by until_s.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);

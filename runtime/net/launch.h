@@ -28,7 +28,7 @@ __BEGIN_DECLS
 // Fills in *launch, the secret with zeros. rendezvous: the option's value, "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
 // Sets launch->secret to the hash of the file's text or, for file "", of the variable TRAIN_GPT_SECRET: 16 to 4096
-// bytes, without white space around. Without a file and variable the secret is zeros. Returns NULL or the problem.
+// bytes, white space around cut off. Without a file and variable the secret is zeros. Returns NULL or the problem.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
 bool launch_has_no_secret(const struct launch *launch);

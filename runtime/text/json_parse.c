@@ -120,7 +120,7 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
     *result = number;
     return NULL;
 }
-// *result = the value, an integer or a real, from `least` to `most`; jansson accepts neither NaN nor infinities.
+// *result = an integer or real, `least` to `most`; else an error, and *result stays. jansson takes no NaN or infinity.
 static const char *json_check_number(const json_t *value, const char *key, double least, double most, double *result,
                                      const char *name, struct error_text *error) {
     if (!json_is_number(value))
@@ -138,7 +138,7 @@ static const char *json_check_bool(const json_t *value, const char *key, bool *r
     *result = json_is_true(value);
     return NULL;
 }
-// *result = a string's text, which the value owns; another type, NULL, or a text with a NUL byte is an error.
+// *result = a string's text, which the value owns; NULL, another type, or a NUL byte in it is an error: *result stays.
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error) {
     if (!json_is_string(value))

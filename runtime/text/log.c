@@ -104,8 +104,8 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Renames a log that is not empty to PATH.old, in place of an older one: it may be all that tells of an earlier run.
-// Ends the program where the log can't be renamed.
+// Renames a log, a regular file that is not empty, to PATH.old, in place of an older one, and says so: the log may be
+// all that tells of an earlier run. Ends the program where the log can't be renamed.
 static void log_keep_former(const char *path) {
     char old[PATH_MAX];
     struct stat status;

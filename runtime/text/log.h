@@ -61,7 +61,7 @@ struct log { // used only by log.c
 enum { LOG_NUMBER = 32 }; // bytes of a number in words
 
 __BEGIN_DECLS
-// Prints a row of the start-up report on stdout.
+// Prints a row of the start-up report on stdout, escaped as by say.
 void log_row(const char *key, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *log_bytes(char text[LOG_NUMBER], int64_t bytes);     // 3.25 GiB
 const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
@@ -72,8 +72,8 @@ const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 10
 void log_make_folder(const char *option, const char *path);
 // Sets *log and, with has_file (on the first rank), opens FOLDER/log.jsonl, making the folder. The file is cut at its
 // first object of a step after first_step; first_step 0 renames it to log.jsonl.old and begins a new one. total_steps:
-// the last step, for the ETA. every: steps between progress lines that are not drawn in place, as none is if `plain` or
-// without has_file. What can't be made ends the program.
+// the last step, for the ETA. every: steps (0: 1) between progress lines that are not drawn in place, as none is if
+// `plain` or without has_file. What can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
 // Begins an event file (event_file_open) for what log.jsonl then gets, making its folder. "", or no log.jsonl: nothing.

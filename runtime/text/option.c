@@ -111,7 +111,7 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units: K = KiB = 1024, KB = 1000; false: none. *overflow: 2^63 or more (long double is exact).
+// Parses a size in GNU's units (K, KiB 1024, KB 1000); false: no size. *overflow: 2^63 or more (long double is exact).
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -189,7 +189,7 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// Returns how a number is out of range; the row's limits, which the message names next, say the rest.
+// Returns how a number is out of range, a constant text; the row's limits, which the message names next, say the rest.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";

@@ -203,7 +203,7 @@ static const char *option_join(char **words, int count) {
     return text;
 }
 
-// Sets *given and an option, by a value or word of options->values, or ends the program. OPTION_ONCE: may warn.
+// Sets *given and an option, by a value or word of options->values, or ends the program. OPTION_ONCE: warns of two.
 static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
                         const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];
