@@ -71,8 +71,8 @@ static void last_line_print(struct last_line *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the message and tells the others. Without rank 0 rank 1 prints, and the
-// others give it time: the launcher may end all when the first ends. All wait up to 2 s for a checkpoint in flight.
+// Ends the job with `status`: rank 0 prints the message and "; the job ends" and tells the others. Without rank 0 rank
+// 1 prints; others wait 0.5 s: a launcher may end all with the first. All wait up to 2 s for a checkpoint in flight.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct last_line *message, int status) {
     last_line_add(message, "; the job ends");
     if (c->rank <= 1)
