@@ -41,30 +41,30 @@ struct fused_call {
 
 __BEGIN_DECLS
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
-// Returns the device's library, opened at the first call, until fused_close. Its handle is NULL if it can't be opened.
+// Returns the device's library, never NULL, until fused_close; opens it at the first call. handle NULL: see `obstacle`.
 struct fused_library *fused_library_of(struct device *dev);
-// Destroys all plans, which no recorded graph may hold; they are made again when they are asked for.
+// Destroys all plans: no recorded graph may hold them, no pointer to them be used. fused_plan_for makes them again.
 void fused_forget_plans(struct fused_library *library);
-// Returns the key of a shape's plan in bf16; FP8 changes `types` and `wide`. order: of backward, not read for forward.
+// Returns the key of a shape's plan in bf16; for FP8 the caller sets `types` and `wide`. order: not read for forward.
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
-// Chooses how backward sums dQ: FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS, where an engine has it and dP is
-// larger than library->most_dp_bytes, or FUSED_SUM_NONE, which is faster, says cudnn-frontend (pull request 398).
+// Chooses how backward sums dQ: FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS, where this GPU has an engine for it
+// and dP is larger than library->most_dp_bytes; else FUSED_SUM_NONE: faster, says cudnn-frontend's pull request 398.
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't take the shape, forward or, in this order, backward; else empty.
+// Writes to `reason` (size bytes) why fused can't do forward and, in this order, backward; else empty. Makes plans.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// Returns a key's plan, made at the first call; its `plan` is NULL where refused. NULL: no room. The library is open.
+// Returns a key's plan, made on first use; its `plan` is NULL if cuDNN refuses. NULL: a full table. Needs a handle.
 struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
-// Returns the plan of a key as fused_plan_for does, but ends the program where no library or no plan is there.
+// Returns a key's plan as fused_plan_for does, but ends the program where there is no handle, no room or no plan.
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
-// Returns a call's numbers, for a scale of the scores; the addresses are NULL.
+// Returns a call that has its three numbers, of them `scale` given; its addresses are NULL, for the caller to set.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
-// Enqueues a call by its plan. workspace: cuDNN's part. A refusal ends the program; if library->checks, sets `broken`.
+// Enqueues a call by its plan. workspace: cuDNN's. A refusal ends the program or, if library->checks, sets `broken`.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
                struct device *dev);
-// The number of bytes of workspace of a bf16 call, ours and cuDNN's; 0 where the library, which is open, has no plan.
+// The number of bytes of workspace of a bf16 call, ours and cuDNN's; makes its plan; 0: there is none. Needs a handle.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
-// Does fused_backward with dQ summed in this order.
+// Does fused_backward with dQ summed in this order; its plan is needed. workspace: fused_workspace_bytes of that key.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)

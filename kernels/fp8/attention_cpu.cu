@@ -40,7 +40,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call's sizes, and forward's factors by q's, k's and v's `inverse`; the packed operands are still NULL.
+// Returns a call with sizes and forward's factors, by q's, k's and v's `inverse`; outputs and packed operands are NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -75,7 +75,7 @@ static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
     }
     return x;
 }
-// Returns the larger bits of each lane; both are fp8_magnitude's.
+// Returns in each lane the larger of a and b as integers; both are fp8_magnitude's bits.
 ALWAYS_INLINE vec_words vec_larger_bits(vec_words a, vec_words b) {
 #if defined(__AVX512F__)
     return (vec_words)_mm512_max_epu32((__m512i)a, (__m512i)b);
@@ -119,7 +119,7 @@ static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int hea
 static int64_t index_of_head(const struct fp8_flash *c, int b, int t, int h) {
     return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
 }
-// Packs a panel of a KV head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
+// Packs a panel of KV head kv_head = b * Hkv + head into room `place`: K and V^T; for backward K, K^T and V.
 ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp8_flash *c, int64_t kv_head, int panel,
                                  int64_t place, bool backward) {
     floatX rows[BLOCK * MAX_HEAD_DIM];
@@ -137,7 +137,7 @@ static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, in
     else
         pack_panel_as(LAYOUT_FP32, c, kv_head, panel, place, backward);
 }
-// Packs every KV head at the place of its number. All threads of the team call; a barrier is at the end.
+// Packs all panels of KV head i at place i, for every i. All threads of the team call; a barrier is at the end.
 static void pack_all(const struct fp8_flash *c, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
@@ -189,7 +189,7 @@ static void exponentials(float *scores, float *sums, const float *max, const flo
             vec_store(sums + q, vec_load(sums + q) + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
     }
 }
-// Rounds x, `panels` <= FLASH_PANELS blocks of P^T, each column times its factor, to E4M3's values: right operands p.
+// p = `panels` <= FLASH_PANELS right operands: blocks x of P^T, each column times its factor, rounded to E4M3's values
 ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, const float *x, const float *factors,
                                        int panels) {
     for (int q = 0; q < BLOCK; q += LANES) {
@@ -351,8 +351,8 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// Packs `strips` strips of queries from strip `first` on, with D and, in units of log2, lse less log2 256. Padding rows
-// get 0 everywhere, which makes their dS 0 and their P count for nothing.
+// Packs Q and dO of `strips` strips of a head, from strip `first` on, with D and, in units of log2, lse less log2 256.
+// Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
 ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
@@ -412,8 +412,8 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
     }
     return largest;
 }
-// Adds a panel's dK and dV, of the tile's strips that see it, to dk and dv, (steps) blocks each, unless RUN_DS_AMAX;
-// `fresh`: overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS, and raises *ds_amax.
+// Adds a panel's dK and dV, of strips [first, first + strips) that see it, to dk and dv, (steps) blocks each, unless
+// RUN_DS_AMAX; `fresh`: overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS. *ds_amax: of 256 P (dP - D).
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                   struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
                                   int64_t place, int panel, int slot, int first, int strips, bool fresh) {
@@ -475,8 +475,8 @@ static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor 
 static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
     return codes_of_head(c, b, t, head) - c->qkv8;
 }
-// Makes c->run's part of a tile: dS's amax, dQ, sums in dk, dv (panels, steps), begun from panel `written` on; K and V
-// were packed at `place`.
+// Merges a tile's amax of dS and, unless RUN_DS_AMAX, adds to dk and dv (panels, steps blocks), overwriting from panel
+// `written` on, and passes dQ to write_gradient. place: of the packed K and V.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
@@ -511,7 +511,7 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
     }
 }
 
-// Writes dK and dV of a panel by write_gradient: `sums` (segments, 2, panels, steps) over segments that reached it.
+// Writes a panel's dK and dV by write_gradient, added up over segments that reach it. sums (segments, 2, panels, steps)
 static void write_panel(const struct fp8_flash *c, const float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                         int panel) {
     const struct flash *f = &c->f;
@@ -548,7 +548,7 @@ static void backward_unit(const struct fp8_flash *c, float *sums, const struct f
             backward_tile(LAYOUT_FP32, c, dk, dv, written, b, h, tile, place);
     }
 }
-// Makes what c->run says, over all units. sums: scratch, (B, Hkv, segments, 2, panels, steps) blocks.
+// Packs K and V and makes what c->run says, by all threads. sums: scratch, (B, Hkv, segments, 2, panels, steps) blocks.
 static void backward_run(const struct fp8_flash *c, float *sums) {
     const struct flash *f = &c->f;
     struct flash_cuts cuts;

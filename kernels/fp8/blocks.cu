@@ -69,7 +69,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Stores eight columns' numbers in the warp's line of `to` (warps, 128): lanes l and l + 16 hold the same, store half.
+// Stores eight columns' numbers in the warp's line of `to` (warps, 128). Lanes l and l + 16 hold the same: half each.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;
@@ -80,7 +80,7 @@ DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLO
     store_shared_floats(to + (uint32_t)(warp * FP8_BLOCK + fp8_blocks_word(lane % FP8_BLOCKS_LANES, upper ? 4 : 0)) * 4,
                         four);
 }
-// Stores in shared memory, from FP8_BLOCKS_SUMS on, the sums of columns over the warp's 16 rows. All lanes call.
+// Stores in shared memory, from FP8_BLOCKS_SUMS on, the column sums of the warp's 16 rows. All lanes call; no barrier.
 DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float sums[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
@@ -117,7 +117,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
         amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
     return amax;
 }
-// Returns the bits of the tile's largest magnitude, by the words at FP8_BLOCKS_AMAXES. All threads of the block call.
+// Returns the bits of the tile's largest magnitude; overwrites words from FP8_BLOCKS_AMAXES on. All threads call.
 DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
     EACH_FP8(r) amax = amax_larger(amax, fp8_blocks_row_amax(rows[r]));
@@ -152,7 +152,7 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) { // `to` is ali
 DEVICE_FUNCTION uint32_t fp8_blocks_codes_offset(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
-// Stores in shared memory the codes of this thread's eight rows of a column of the tile.
+// Stores in shared memory the codes of this thread's eight rows, 8 (threadIdx.x / 16) on, of a column of the tile.
 DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 codes) {
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes_offset(column, rows), (uint64_t)codes.y << 32 | codes.x);
@@ -188,7 +188,7 @@ DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flu
         atomicAdd((unsigned long long *)&counts[FP8_FLUSHED], (unsigned long long)total);
 }
 
-// Casts a tile. partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
+// Casts a tile a block. partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
 template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT)
     fp8_blocks_kernel(struct fp8_cast to, float *partial, const floatX *x, int64_t M, int64_t N) {
@@ -320,7 +320,7 @@ static inline int fp8_encode_run(fp8 *to, const float *x, const float *scales, e
     return flushed;
 }
 
-// Loads the tile at x, in rows of N, and finds its scales. sums (128) = the sums of the tile's columns; NULL: not made.
+// Loads the tile at x, in rows of N, and sets its rows' and columns' scales. sums (128) = its column sums, unless NULL.
 static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, int64_t N,
                           enum fp8_granularity granularity, enum fp8_format format) {
     uint32_t columns[FP8_BLOCK] = {0}, whole = 0;

@@ -28,7 +28,7 @@ void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       int linears,                   // as in struct fp8_scales_order
                       int n, struct device *dev);
 
-// Writes a rank's report of a step: `counts`, which become 0, then each scale's largest amax as a number, not bits.
+// Writes a rank's report of a step: `counts`, which become 0, then each scale's largest amax as a number; scales stay.
 void fp8_scales_report(double *report,                 // (num_counts + n)
                        uint64_t *counts,               // (num_counts)
                        const struct fp8_scale *scales, // (n); not read where n is 0

@@ -13,7 +13,7 @@
 
 // ---- counts ----
 
-// Returns the magnitude above which a scaled value saturates: rounding would not make it the largest finite one.
+// Returns the magnitude above which a scaled value saturates: up to it, rounding gives no more than the largest finite.
 HOST_DEVICE float fp8_saturates_above(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 464.0f;          // the tie between 448 and 480 goes to 448
@@ -71,7 +71,7 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
 struct fp8_place {
     int64_t row, column;
 };
-// Returns where in the matrix this thread's 4 rows of 8 columns begin, of the tile at (tile_row, tile_column).
+// Returns where in the matrix, or past its end, this thread's 4 rows of 8 columns of the tile (elements) begin.
 DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
     const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
     const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};
@@ -153,7 +153,7 @@ DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
 }
-// Stores this thread's codes in shared memory, transposed, where fp8_chunk_offset says.
+// Stores this thread's 4 x 8 codes in shared memory, transposed, where fp8_chunk_offset says. No barrier is inside.
 DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[FP8_THREAD_ROWS][2]) {
     const int lane = (int)threadIdx.x % 32, chunk = (int)threadIdx.x / 32, first = lane % FP8_TILE_LANES * 8;
 #pragma unroll
@@ -182,7 +182,7 @@ DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, i
     }
 }
 
-// Stores in shared memory the sums of columns over a warp's 16 rows of the tile. All lanes call.
+// Stores in shared memory the sums of columns over a warp's 16 rows of the tile, and changes `sums`. All lanes call.
 DEVICE_FUNCTION void fp8_store_sums(uint32_t shared, float sums[FP8_THREAD_COLUMNS]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -205,7 +205,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Stores a warp's summed count (fp8_count_eight's) and largest amax in the block's words. All lanes; a barrier follows.
+// Stores a warp's summed count (fp8_count_eight's) and largest amax in the block's words. All lanes; no barrier inside.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind
@@ -470,8 +470,8 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
-// Casts all outputs of a source, M rows, and N columns an output, multiples of 16, by one scale; sets to.scale's scale
-// and inverse; takes_amax: merges their amax. workspace: fp8_cast_workspace_bytes of the matrix; NULL without dbias.
+// Casts all outputs of a source, M rows, N columns an output, multiples of 16, by one scale; sets to.scale's scale and
+// inverse; takes_amax: then merges their amax. workspace: fp8_cast_workspace_bytes of the matrix; NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);
