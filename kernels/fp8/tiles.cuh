@@ -71,7 +71,7 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
 struct fp8_place {
     int64_t row, column;
 };
-// Returns where in the matrix, or past its end, this thread's 4 rows of 8 columns of the tile (elements) begin.
+// Returns where in the matrix, or past its end, this thread's 4 rows of 8 columns begin, of the tile at this element.
 DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
     const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
     const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};

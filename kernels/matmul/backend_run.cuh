@@ -5,7 +5,7 @@
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include <omp.h>                      // omp_set_num_threads
 
-// Computes a gemm as gemm_run does, but few rows by the backend, too, with as many threads of OpenMP as the device has.
+// Computes a gemm as gemm_run does, but always by the backend, with OpenMP's threads set to the device's for the call.
 static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);

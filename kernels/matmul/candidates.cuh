@@ -55,7 +55,7 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues noise for an operand (rows, cols), its rows' gaps and blocks' scales, if it is wholly in the noise's memory.
+// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, only if it is wholly in the noise's memory.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
@@ -81,7 +81,7 @@ struct matmul_candidates {
     int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether an algorithm, which needs workspace_bytes, keeps to the plan's matmul_reductions and matmul_library_bytes.
+// Whether an algorithm and its workspace_bytes keep to the plan's matmul_reductions and matmul_library_bytes.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -90,8 +90,8 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
-// Adds up to MATMUL_CANDIDATES algorithms, as the heuristics rank them, where matmul_is_allowed, with us INFINITY.
-// fused: with the epilogue, where matmul_may_fuse; candidate 0 is to have none: `fused` is false in the first call.
+// Appends up to MATMUL_CANDIDATES algorithms, as the heuristics rank them, where matmul_is_allowed, with us INFINITY.
+// fused: with the epilogue; needs matmul_may_fuse. The first call passes false, so that candidate 0 has none.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -124,8 +124,8 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Enqueues a product by a candidate, with its dbias or, where an epilogue could apply it, GELU's derivative, fused or
-// by our kernel, and its sums of columns, which overwrite the workspace. Returns the library's status.
+// Enqueues a product by a candidate, with its dbias or, where matmul_may_fuse, GELU's derivative, fused or by our
+// kernel, and then the sums of columns, which overwrite the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -161,7 +161,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Times all candidates, in turns: `us`, INFINITY before, becomes the least of rounds, unless all are refused. Waits.
+// Times all candidates, in turns: `us`, INFINITY before, becomes the least of rounds; a refused one's stays. Waits.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -240,7 +240,7 @@ static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sam
     }
     return difference <= (product->dbias ? 1e-4 : 0x1p-8) * magnitude;
 }
-// Whether a sample's output has a finite number other than 0: zeros are the same by any algorithm.
+// Whether a sample's output (not its dbias) has a finite number other than 0: zeros are the same by any algorithm.
 static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
     for (size_t i = 0; i < sample.elements; i++) {
         const float x =
@@ -252,8 +252,8 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
 }
 // Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0 or not finite, as a new adapter's may be.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// Returns MATMUL_FAILS where the library refuses a run, two runs of a candidate differ in a bit of their samples or, if
-// it is fused, it disagrees with a run of `plain`, which is not. Overwrites what matmul_sample_candidate does.
+// Returns MATMUL_FAILS if a run is refused, two runs' samples differ in a bit or a fused candidate differs from unfused
+// `plain`; else MATMUL_HOLDS if matmul_sample_tells, or MATMUL_TELLS_NOTHING. Overwrites the output, dbias, workspace.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

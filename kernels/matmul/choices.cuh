@@ -89,7 +89,7 @@ __BEGIN_DECLS
 // Returns the key of a product, without `add`: of pointers, dbias too, it has the alignment and whether they are NULL.
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
-// Returns the choice that is kept for a key; NULL: none.
+// Returns the choice that is kept for a key, which stays with the library; NULL: none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
 // Empties the list. Until matmul_list_end gemm_run only lists products of new keys. list_overflowed: one had no room.
@@ -97,12 +97,12 @@ void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice made before and drops plans. Returns false unless a listed product of its key has none and can use it.
+// Keeps a choice and drops all plans, if a listed product of its key has none yet and can use it; else returns false.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Times the algorithms of a product that has no choice and keeps one: where none proves right, with the same bits twice
-// and not all 0, the heuristics' first, with times of 0. Overwrites output, dbias, workspace, and operands in the
-// noise's memory. Returns false where there is no algorithm. Ends the program if such a first is wrong.
+// Times the algorithms of a product that has no choice and keeps one, dropping plans: where none proves right, with the
+// same bits twice and not all 0, the heuristics' first, with times of 0. Waits; overwrites output, dbias, workspace,
+// operands in the noise's memory. Returns false: there is no algorithm. Ends the program if such a first is wrong.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 

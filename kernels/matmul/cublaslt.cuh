@@ -130,7 +130,7 @@ static bool matmul_fuses_dgelu(const struct matmul_plan *plan) {
     return plan->fused && plan->key.gelu != MATMUL_NO_GELU;
 }
 
-// Sets a call's pointers but operands' and output's. bias_sums (gemm->rows): where a fused epilogue writes dbias.
+// Sets the plan's pointers of bias, GELU's input and FP8 scales. bias_sums (gemm->rows): a fused epilogue's dbias.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
     if (matmul_fuses_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
@@ -153,7 +153,7 @@ static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     }
     return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
-// Sets the modes of scales of blocks. cuBLASLt's A is our B.
+// Sets the modes of FP8 scales, of which one or both are of blocks. cuBLASLt's A is our B.
 static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
     const int32_t a = matmul_scale_mode(gemm->b.fp8->granularity), b = matmul_scale_mode(gemm->a.fp8->granularity);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);
@@ -167,7 +167,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// Sets FP8's attributes but scale pointers. Block scales turn `fast` off and set modes; before 12.8 the program ends.
+// Sets FP8's attributes but scale pointers. Block scales turn `fast` off and set modes; before 12.9 the program ends.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
@@ -242,7 +242,7 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Fills results (most) with the *found that heuristics rank first. Returns a status, success only if results[0] has it.
+// Fills results (most) with the *found that heuristics rank first. Returns success only if results[0] can be run.
 static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
                                              struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -271,7 +271,7 @@ const struct matmul_choice *matmul_choice_of(const struct matmul_library *librar
             return &library->choices[i];
     return NULL;
 }
-// Fills the plan, with the chosen algorithm, else the heuristics' first, and returns as matmul_rank_algorithms does.
+// Fills the plan, with the choice's algorithm, else the heuristics' first. Returns as matmul_rank_algorithms does.
 static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias,
                                        struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -309,8 +309,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// Returns the plan of this product with its dbias (NULL: none), from the table or made now, in a full table in place of
-// the oldest, which, when it is made again, is the same. Ends the program where the library refuses the product.
+// Returns the plan of this product with its dbias (NULL: none), from the table or made now; a full table loses its
+// oldest, which, made again, is the same. Ends the program where the library refuses the product.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
                                            struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -460,8 +460,8 @@ const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granul
 
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Returns the gemm of a b^T: + bias to `out`, or to `sum`, whichever is not NULL. a and b must stay as long as the
-// gemm. Ends the program unless M, N and K are multiples of 16.
+// Returns the gemm of a b^T + bias (NULL: none) to `out`, or of a b^T to `sum`; the other is NULL. *a and *b must stay
+// as long as the gemm. Ends the program unless M, N and K are multiples of 16.
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
                             const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {
     if (M % 16 || N % 16 || K % 16)

@@ -21,7 +21,7 @@ static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_
     return gemm;
 }
 
-// Covers all sizes of blocks: each dimension has whole ones, unless it is smaller, and what is left over.
+// Returns the bytes of a block's sums and decoded operands, and the most workspace of its product, whole or left over.
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
     if (device_is_gpu(dev))
         return GPU_MATMUL_BYTES;
@@ -38,7 +38,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// Returns the inverse of elements [k, k + FP8_BLOCK) of a row, k a multiple; FP8_PER_TENSOR: 1, as sums are scaled.
+// Returns the inverse of a row's FP8_BLOCK elements from k on, a multiple; FP8_PER_TENSOR: 1, as sums are scaled.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {
@@ -77,7 +77,7 @@ struct fp8_product {
     bool add;
 };
 
-// Returns what multiplies the sums: the two matrices' inverses, or 1 where blocks of both matrices have scales.
+// Returns what multiplies the sums: the product of both matrices' inverses, or 1 where scales are of blocks.
 static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }

@@ -42,7 +42,7 @@ void matmul_backward_weight(float *dweight,     // (N, K)
 // as they are. Sizes and distances may be any. On the CPU, where N or K is small, as an adapter's rank is, these calls
 // are faster than the calls above, also for matrices without gaps, and may give other bits.
 
-// Returns the bytes of scratch, aligned as above, of these calls. ld_in: of in and din; ld_out: of out and dout.
+// Returns the bytes of scratch, aligned to 64 (GPU: 256), of each call below. ld_in: of in, din; ld_out: of out, dout.
 size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K, struct device *dev);
 // out = in weight^T, or += where `add`. workspace: matmul_strided_workspace_bytes.
 void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
@@ -64,7 +64,7 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
 // blocks, which both operands have or neither, apply block by block. Sizes are multiples of 16 (on a GPU others end the
 // program), as are addresses of codes and scales. fast: a GPU may keep sums in fewer bits, not with scales of blocks.
 
-// Returns the bytes of scratch, aligned as above, that matmul_fp8 and matmul_fp8_sum need for a (M, K) and b (N, K).
+// Returns the bytes of scratch, aligned to 64 (GPU: 256), of matmul_fp8 and matmul_fp8_sum for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
 // Returns NULL where the device and its library multiply FP8 matrices of this granularity, as a CPU does; else `text`
 // (n bytes): why not, and the option to change. A GPU neither open nor planned for is refused only in a build of fp32.

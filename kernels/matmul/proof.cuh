@@ -20,7 +20,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// Returns an operand's element, FP8's scaled, at (i, k), i of the output's rows or columns. depth_is_rows: it is B's.
+// Returns element (i, k) of A, i a row of the output, or if depth_is_rows (k, i) of B, i a column; of FP8 it is scaled.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
@@ -35,7 +35,7 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     }
     return (double)fp8_decode(o.fp8.codes[at], o.fp8.format) * (double)o.fp8.inverse[scale];
 }
-// Returns the output's row of checked element `number`: rows rise with the number, proof_column permutes columns.
+// Returns the output's row of checked element `number`, from 0 to the last, evenly; proof_column permutes columns.
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }

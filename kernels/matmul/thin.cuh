@@ -122,7 +122,7 @@ struct thin_rows {
     THIN_ALIGN float sums[THIN_ROWS][THIN_MAX]; // where the depth does not end: (rows, columns)
 };
 
-// Writes sums, or adds them where the gemm does, to rows [i0, i0 + rows) of x that there are, `left` columns from j on.
+// Writes sums to out, or adds where the gemm does: rows [i0, i0 + rows) of x before x->count, `left` columns from j on.
 ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_rows *x, int i0, int64_t j,
                               vec sums[THIN_ROWS][2], const int left) {
     const int64_t ld = x->g->ld_out;
@@ -194,7 +194,7 @@ static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row)
     }
 }
 
-// Computes gemm_thin's product for an A stored by rows. workspace: as gemm_thin's, for packed B. Threads share rows.
+// Computes gemm_thin's product to g->out, for an A stored by rows; threads share the rows. workspace: gemm_thin's.
 static void thin_product(const struct gemm *g, void *workspace, const struct device *dev) {
     word *const packed = (word *)workspace;
 #pragma omp parallel num_threads(dev->threads)
@@ -317,7 +317,7 @@ static void thin_tiles_run(const struct thin_gradient *x, int64_t from, int64_t 
 }
 #undef EACH
 
-// Computes gemm_thin's product for a weight gradient, on the CPU; threads share the columns. workspace: gemm_thin's.
+// Computes gemm_thin's product to g->sum, for a weight gradient; threads share the columns. workspace: gemm_thin's.
 static void thin_gradient(const struct gemm *g, void *workspace, const struct device *dev) {
     const struct thin_gradient x = thin_gradient_of(g, workspace);
 #pragma omp parallel num_threads(dev->threads)
@@ -334,7 +334,7 @@ static size_t thin_workspace_bytes(const struct gemm *g) {
     return g->a.transposed ? (size_t)(thin_tiles(&x) * thin_lines(&x)) * THIN_COLUMNS * sizeof(float)
                            : (size_t)(thin_words(g->depth) * thin_width(g->cols)) * sizeof(word);
 }
-// Computes a gemm for which gemm_is_thin is true, without a bias. workspace: thin_workspace_bytes, aligned to 64.
+// Computes a gemm that gemm_is_thin, without a bias and dbias. workspace: thin_workspace_bytes, aligned to 64.
 static void gemm_thin(const struct gemm *g, void *workspace, const struct device *dev) {
     if (g->a.transposed)
         thin_gradient(g, workspace, dev);

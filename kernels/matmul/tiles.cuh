@@ -76,7 +76,7 @@ static inline void tiles_add_columns(float *sums, const word *tile) {
         sums[n] += sum[n];
 }
 
-// tiles = the 32 x 32 block as VNNI pairs of rows. sums or NULL: += column sums, as the values are in the cache anyway.
+// tiles (2, 16, 16) = the 32 x 32 block as VNNI pairs of rows. sums (32) or NULL: += column sums, while it is cached.
 static inline void tiles_interleave(word *tiles, const bf16 *source, int64_t ld, float *sums) {
     block_pair_rows(tiles, source, ld);
     for (int half = 0; sums && half < 2; half++)
@@ -130,7 +130,7 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
 }
 
 // Packs `lines` lines from `line` x `depth` steps from k0, in whole blocks, zeros past the end of x: block (i, k) goes
-// to tiles + i*line_stride + k*1024. sums (lines) or NULL: += the lines' sums, only where x is stored by depth.
+// to tiles + i*line_stride + k*1024. sums (whole blocks) or NULL: += the lines' sums, only where x is stored by depth.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,
@@ -374,7 +374,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Returns the lines of `sum` or `out`, at block (row, col) in elements, that are prefetched during one slice of depth.
+// Returns the lines of `sum` or `out`, at (row, col) in elements, that slice `slice` of `slices` prefetches in `steps`.
 static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                     int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
@@ -390,7 +390,7 @@ static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o
     return lines;
 }
 
-// Returns the lines of an fp32 block of C that are prefetched during one slice of depth, in `steps` steps.
+// Returns the lines of an fp32 block of C that slice `slice` of `slices` of the depth prefetches, in `steps` steps.
 static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
@@ -417,8 +417,8 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
     return ahead;
 }
 
-// Sums row `row` of C's blocks, `cols` from col, in c, over `depth` blocks of B's panel from k; the last panel's call
-// writes them to the output. room: for a slice of A. Prefetches A's next_row and next_c's blocks (NULL: none).
+// Sums row `row` of C's blocks, `cols` from col, in c (k 0: anew), over `depth` blocks of B's panel from k; the last
+// panel's call writes them to the output. room: for a slice of A. Prefetches A's next_row and next_c (NULL: none).
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
@@ -453,7 +453,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
-// Computes part `thread` of row_parts x col_parts, between blocks_begin and blocks_end; row 0 also sets x->b_sums.
+// Computes part `thread` of row_parts x col_parts, between blocks_begin and blocks_end; row 0's parts set x->b_sums.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;

@@ -40,8 +40,8 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the candidate that matmul_fastest picks of those that multiply right, with equal bits twice; NULL: none, or
-// it gives 0. Drops refused and failing candidates, counts wrong ones, and waits. Overwrites what matmul_judge does.
+// Returns the candidate that matmul_fastest picks of those that multiply right, with equal bits twice; NULL: no unfused
+// one is left, or it gives only 0. Drops failing ones, counts wrong ones; waits. Overwrites as matmul_judge.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
@@ -68,7 +68,7 @@ static void matmul_fill_operands(const struct matmul_product *product, const str
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
 }
-// Ends the program, as cuBLASLt multiplies wrongly. which: the algorithm, and a verb.
+// Ends the program, as cuBLASLt multiplies wrongly. which: who does, and a verb, as "its algorithm differs".
 static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
          "version of the library or of the driver may not; an algorithm that is known from before is in "
