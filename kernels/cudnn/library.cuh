@@ -64,7 +64,7 @@ void fused_run(struct fused_library *library, const struct fused_plan *p, struct
                struct device *dev);
 // The number of bytes of workspace of a bf16 call, ours and cuDNN's; makes its plan; 0: there is none. Needs a handle.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
-// Does fused_backward with dQ summed in this order; its plan is needed. workspace: fused_workspace_bytes of that key.
+// Does fused_backward with dQ summed in this order. workspace: fused_workspace_bytes of backward's key of this order.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)

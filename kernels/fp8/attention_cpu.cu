@@ -151,7 +151,7 @@ struct fp8_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// Raises the strip's m to the largest of `panels` blocks of scores, times score_log2, and rescales l.
+// Raises each query's m to its largest score of `panels` blocks, times score_log2, and rescales its l to the new m.
 static void raise_max(struct fp8_strip *strip, const float *scores, int panels, float score_log2) {
     for (int q = 0; q < BLOCK; q += LANES) {
         vec m0 = vec_load(scores + q), m1 = m0;
@@ -209,7 +209,7 @@ ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, 
         }
     }
 }
-// Writes a strip's O to c->to8 and c->to, unless NULL; c->takes_amax: merges it into a.out. sums: transposed, (D, 32).
+// Writes a strip's O to c->to8 and c->to, unless NULL; c->takes_amax: merges O's amax into a.out. sums: O^T (D, 32).
 static void write_strip(const struct fp8_flash *c, const float *sums, int b, int h, int strip) {
     const struct flash *f = &c->f;
     const int count = flash_rows(f, strip);

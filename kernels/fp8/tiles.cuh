@@ -153,7 +153,7 @@ DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
 }
-// Stores this thread's 4 x 8 codes in shared memory, transposed, where fp8_chunk_offset says. No barrier is inside.
+// Stores this thread's 4 x 8 codes, transposed, in the tile's codes at `shared`, as fp8_chunk_offset says. No barrier.
 DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[FP8_THREAD_ROWS][2]) {
     const int lane = (int)threadIdx.x % 32, chunk = (int)threadIdx.x / 32, first = lane % FP8_TILE_LANES * 8;
 #pragma unroll
@@ -182,7 +182,7 @@ DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, i
     }
 }
 
-// Stores in shared memory the sums of columns over a warp's 16 rows of the tile, and changes `sums`. All lanes call.
+// Stores the sums of columns over a warp's 16 rows in its line of `shared` (warps, 64); changes `sums`. All lanes call.
 DEVICE_FUNCTION void fp8_store_sums(uint32_t shared, float sums[FP8_THREAD_COLUMNS]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -205,7 +205,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Stores a warp's summed count (fp8_count_eight's) and largest amax in the block's words. All lanes; no barrier inside.
+// Stores a warp's count, the sum of fp8_count_eight's, and largest amax in its line of `shared` (warps, 2). All lanes.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind

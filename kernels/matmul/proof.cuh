@@ -42,7 +42,7 @@ static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
 static __host__ __device__ inline int64_t proof_column(int number, int64_t cols) {
     return 5 * number % PROOF_ELEMENTS * (cols - 1) / (PROOF_ELEMENTS - 1);
 }
-// Fills values (PROOF_ELEMENTS), by a warp each. out, sum, bias: as struct gemm's.
+// Fills values (PROOF_ELEMENTS), each by a block of one warp. out, sum, bias: as struct gemm's.
 static __global__ void proof_kernel(struct proof_values *values, struct proof_operand a, struct proof_operand b,
                                     const floatX *out, const float *sum, const floatX *bias, int64_t ld_out,
                                     int64_t rows, int64_t cols, int64_t depth) {

@@ -42,7 +42,7 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Computes `rows` rows of g's output from `row`, `columns` <= FEW_COLUMNS columns from j; 2 runs: also from j + apart.
+// Computes rows [row, row + rows) of g's output, `columns` <= FEW_COLUMNS columns from j; 2 runs: also from j + apart.
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;
