@@ -412,8 +412,8 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
     }
     return largest;
 }
-// Adds a panel's dK and dV, of strips [first, first + strips) that see it, to dk and dv, (steps) blocks each, unless
-// RUN_DS_AMAX; `fresh`: overwrites them. Leaves dS8^T in g->ds, at `slot` of FLASH_PANELS. *ds_amax: of 256 P (dP - D).
+// Adds a panel's dK and dV, of strips [first, first + strips) that see it, to dk and dv (steps blocks), unless
+// RUN_DS_AMAX; `fresh`: overwrites. Leaves dS8^T in g->ds, at `slot`, and raises *ds_amax, of 256 P (dP - D).
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                   struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
                                   int64_t place, int panel, int slot, int first, int strips, bool fresh) {

@@ -152,7 +152,7 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) { // `to` is ali
 DEVICE_FUNCTION uint32_t fp8_blocks_codes_offset(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
-// Stores in shared memory the codes of this thread's eight rows, 8 (threadIdx.x / 16) on, of a column of the tile.
+// Stores in shared memory the codes of this thread's eight rows, from 8 (threadIdx.x / 16) on, of a column of the tile.
 DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 codes) {
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes_offset(column, rows), (uint64_t)codes.y << 32 | codes.x);

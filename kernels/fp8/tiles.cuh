@@ -13,7 +13,7 @@
 
 // ---- counts ----
 
-// Returns the magnitude above which a scaled value saturates: up to it, rounding gives no more than the largest finite.
+// Returns the magnitude above which a scaled value saturates; up to it rounding gives at most the largest finite value.
 HOST_DEVICE float fp8_saturates_above(enum fp8_format format) {
     switch (format) {
     case FP8_E4M3: return 464.0f;          // the tie between 448 and 480 goes to 448

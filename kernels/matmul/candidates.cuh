@@ -125,7 +125,7 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
 // Enqueues a product by a candidate, with its dbias or, where matmul_may_fuse, GELU's derivative, fused or by our
-// kernel, and then the sums of columns, which overwrite the workspace. Returns the library's status.
+// kernel, and then, if gelu_sums, sums of columns, which overwrite the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;

@@ -153,7 +153,7 @@ static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     }
     return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
-// Sets the modes of FP8 scales, of which one or both are of blocks. cuBLASLt's A is our B.
+// Sets the modes of FP8 scales, of which some are of blocks; ends the program before 12.9. cuBLASLt's A is our B.
 static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
     const int32_t a = matmul_scale_mode(gemm->b.fp8->granularity), b = matmul_scale_mode(gemm->a.fp8->granularity);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);

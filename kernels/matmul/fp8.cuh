@@ -38,7 +38,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// Returns the inverse of a row's FP8_BLOCK elements from k on, a multiple; FP8_PER_TENSOR: 1, as sums are scaled.
+// Returns the inverse of a row's elements from k, a multiple of FP8_BLOCK, on; FP8_PER_TENSOR: 1, as sums are scaled.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {

@@ -20,7 +20,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// Returns element (i, k) of A, i a row of the output, or if depth_is_rows (k, i) of B, i a column; of FP8 it is scaled.
+// Returns A's element (i, k), i a row of the output, or if depth_is_rows B's (k, i), i a column; times FP8's inverse.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;

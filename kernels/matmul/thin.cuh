@@ -334,7 +334,7 @@ static size_t thin_workspace_bytes(const struct gemm *g) {
     return g->a.transposed ? (size_t)(thin_tiles(&x) * thin_lines(&x)) * THIN_COLUMNS * sizeof(float)
                            : (size_t)(thin_words(g->depth) * thin_width(g->cols)) * sizeof(word);
 }
-// Computes a gemm that gemm_is_thin, without a bias and dbias. workspace: thin_workspace_bytes, aligned to 64.
+// Computes a gemm for which gemm_is_thin is true, without bias, dbias. workspace: thin_workspace_bytes, aligned to 64.
 static void gemm_thin(const struct gemm *g, void *workspace, const struct device *dev) {
     if (g->a.transposed)
         thin_gradient(g, workspace, dev);

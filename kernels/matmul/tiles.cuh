@@ -374,7 +374,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Returns the lines of `sum` or `out`, at (row, col) in elements, to prefetch in slice `slice` of `slices`, of `steps`.
+// Returns the lines of `sum` or `out`, at element (row, col), that slice `slice` of `slices`, of `steps`, prefetches.
 static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                     int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
