@@ -16,7 +16,7 @@ enum { ACTIVATION_THREADS = 256 };
 DEVICE_FUNCTION int64_t activation_first_element(void) {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
 }
-// Returns a pack in fp32: where WHOLE, by one aligned access; else its first `count` elements, at any address, then 0.
+// Returns a pack in fp32: where WHOLE, by one aligned access; else min(count, PACK) elements, at any address, then 0.
 template <bool WHOLE> DEVICE_FUNCTION struct packed_floats activation_load(const floatX *from, int64_t count) {
     return packed_to_floats(WHOLE ? packed_load(from) : packed_load_some(from, count));
 }
@@ -147,7 +147,7 @@ void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int
                          : kernel<false, false>),                                                                         \
            activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), __VA_ARGS__, amax)
 
-// Returns the row that the blocks along the grid's x share; N or more where the last blocks along z have none.
+// Returns this block's row, which the blocks along the grid's x share; N or more: the block, at z's end, has no row.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
 
 static inline dim3 activation_grid(int64_t N, int F) {
@@ -241,7 +241,7 @@ struct packed_gate_up {
 
 #else
 
-// Overwrites bias_partial by a second pass over din. On the CPU the model passes NULL: the wgrad GEMM sums as it packs.
+// Overwrites bias_partial by a second pass over din; NULL: skipped, as in the CPU's model: wgrad's GEMM sums there.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev) {
     if (bias_partial == NULL)
         return;

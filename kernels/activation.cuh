@@ -35,7 +35,7 @@ static inline int64_t activation_bias_num_runs(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
 __BEGIN_DECLS
-// bias_partial (activation_bias_num_runs(N), width) = din (N, width) summed by chunks, as backward does; NULL: skipped
+// bias_partial (activation_bias_num_runs(N), width) = din's (N, width) sums by ACTIVATION_BIAS_ROWS rows; NULL: skipped
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev);
 
 // A row for each activation: POINTWISE(NAME) or GATED(NAME, f). kernels/activation_fp8.cuh takes the same rows.

@@ -31,8 +31,8 @@ struct gate_gradient {
 };
 
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
-// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). x counts up to 64, from where on s (1 - s) < 2^-92: an s that
-// the approximate reciprocal leaves a unit in the last place beside 1 would give 2^-23, times any x.
+// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). The last term takes x as 64 at most, where s (1 - s) < 2^-92: an
+// s that the approximate reciprocal leaves a unit in the last place beside 1 would give 2^-23, times any x.
 DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
     const float s = logistic(x), product = fminf(x, 64.0f) * s;
     const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
@@ -45,10 +45,10 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
         return reciprocal_approx(1.0f + exp2_approx(x * fmaf(-0.1029432397f, square, -2.3022081987f)));
     return logistic(1.5957691216f * x * (1.0f + 0.044715f * square));
 }
-// gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u)
+// gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u), u as in gelu_logistic
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
-// Returns s = sigma(2u) and gelu'(x) = s + x s (1 - s) 2u'. x counts up to 8, as in silu_gradient: from there on s (1 -
-// s) < 2^-70. x^2 counts up to 2^20, from where on s is 0 for a negative x: times an infinite u' it would be NaN.
+// Returns s = sigma(2u), u as in gelu_logistic, and gelu'(x) = s + x s (1 - s) 2u'. x counts as 8 at most: from there
+// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: from there on s is 0 for a negative x, and s u' may be NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
     const float s = gelu_logistic(x, square), product = least * s;

@@ -16,9 +16,9 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// Updates the first `count` of elements [at, at + 4), fewer where their tensor ends, if check is finite or NULL; *index
-// = the tensor's row. All of a warp call, lane l at element 4 l of a block. Returns the largest fp8_magnitude of these
-// parameters, updated or not; without AMAX 0. Loads come first: waiting for check or row would double idle time.
+// Updates, if check is finite or NULL, the first `count` (0 to 4) of r's [at, at + 4), fewer where their tensor ends;
+// *index = its row. All of a warp call, lane l at element 4 l of a block. Returns the elements' largest fp8_magnitude,
+// updated or not; without AMAX 0. Loads come first: waiting for check or row would double idle time.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,
@@ -60,7 +60,7 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
-// Updates four elements a thread. Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
+// Updates four elements a thread; AMAX: merges amaxes. 4 blocks an SM, 64 registers a thread, keep loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
     adamw_kernel(struct adamw_range r, struct flat_tensors tensors, struct adamw_factors factors,
@@ -90,7 +90,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part by its tensor's f, in one loop for each `split` (a remainder) and `narrow`: two take a fifth longer.
+// Updates a part by its tensor's f; split: the part has a remainder. In one loop a case: two take a fifth longer.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
@@ -116,7 +116,7 @@ ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_fa
         }
     }
 }
-// Updates [at, at + count) of r, of one tensor, by its f and rounding. STATE_BLOCK divides `at`; count <= FLAT_PART.
+// Updates r's [at, at + count), of one tensor, by its f and rounding. STATE_BLOCK divides `at`; count <= FLAT_PART.
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];
@@ -146,7 +146,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
-// Updates, if `finite`, [begin, end) of r, FLAT_PART at most; always merges the amaxes. begin: a block's; f: a step's.
+// Updates, if `finite`, r's [begin, end), FLAT_PART at most; always merges amaxes. begin: a block's first; f: a step's.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
     int row = -1;

@@ -50,7 +50,7 @@ static inline uint32_t amax_elements(const floatX *x, int64_t n) {
         largest = amax_with(largest, x[i]);
     return largest;
 }
-// Merges a maximum into *amax, which several threads may do at a time.
+// *amax = the larger of *amax and `largest`, atomically: several threads may do so at a time.
 static inline void amax_merge(uint32_t *amax, uint32_t largest) {
     uint32_t before = __atomic_load_n(amax, __ATOMIC_RELAXED);
     while (before < largest &&

@@ -19,7 +19,7 @@ static __thread struct amx_tile amx_tiles[8];
 static inline bool amx_available(void) { return true; }
 static inline void amx_begin(void) {}
 static inline void amx_end(void) {}
-// Loads a tile: 16 rows of 64 bytes, `stride_bytes` apart.
+// Loads tile number `tile`, a literal from 0 to 7: 16 rows of 64 bytes, `stride_bytes` apart.
 static inline void amx_load(int tile, const void *base, size_t stride_bytes) {
     for (int r = 0; r < 16; r++)
         memcpy(amx_tiles[tile].as.f[r], (const char *)base + (size_t)r * stride_bytes, 64);
@@ -29,7 +29,7 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// c += a . b, of tiles. The hardware differs in bits: it sums even and odd products apart, and takes denormals as 0.
+// c += a . b, tiles by number. Hardware's bits differ: it sums even and odd products apart, and takes denormals as 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)
@@ -45,7 +45,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// Whether the CPU has AMX-BF16 and Linux permits its use; asks for the permission, which amx_begin needs.
+// Whether the CPU has AMX-BF16 and Linux permits this process to use it: each call asks for that, as amx_begin needs.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))
@@ -53,7 +53,7 @@ static inline bool amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
-// Sets up this thread's eight tiles, of 16 rows of 64 bytes, all 0. Only after amx_available has returned true.
+// Sets up this thread's eight tiles, of 16 rows of 64 bytes, all 0, until amx_end. Only after amx_available was true.
 static inline void amx_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];

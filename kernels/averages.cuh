@@ -12,7 +12,7 @@ struct averages_range {
 __BEGIN_DECLS
 // averages = decay averages + (1 - decay) params, joined with remainders, if check (1) is finite; check NULL: always
 void averages_update(struct averages_range r, float decay, const struct gradient_check *check, struct device *dev);
-// Swaps the averages and the parameters, to the bit, so that a second call undoes the first.
+// Swaps the averages and the parameters, joined with remainders, to the bit, so that a second call undoes the first.
 void averages_swap(struct averages_range r, struct device *dev);
 __END_DECLS
 

@@ -260,7 +260,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Copies n elements, BLOCK at most, to a block's row of the layout, whose rest stays; a constant n compiles to vectors.
+// Converts n elements, BLOCK at most, to the layout, at the start of `row`; the rest stays. A constant n makes vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -313,8 +313,8 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X, as pack_rows does, to x and X^T to `transposed`, as left operands; block s has columns 32 s on of X, rows 32
-// s on of X^T. NULL: not wanted. D <= MAX_HEAD_DIM. VNNI pairs of rows are the transpose, by words, of X^T's rows.
+// Packs X = rows (count, D), as pack_rows does, to x and X^T to `transposed`, as left operands; block s has columns 32
+// s on of X, rows 32 s on of X^T. NULL: not wanted. D <= MAX_HEAD_DIM. VNNI pairs of rows are X^T transposed by words.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];

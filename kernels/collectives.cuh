@@ -34,18 +34,18 @@ static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum c
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
                              size_t largest_exchanged_bytes, struct device *dev);
-// Sets the scratch, collectives_scratch_bytes of the device's memory, aligned to 16, before the first collective.
+// Sets the scratch before the first collective: collectives_scratch_bytes on the device, aligned to 16; 0 bytes: any.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
-// Waits for the collectives in flight, such as all-gathers of the last step's parameters, closes and zeroes *c.
+// Waits for collectives in flight, as all-gathers of the last step's parameters; closes and zeroes *c, which is open.
 static void collectives_close(struct collectives *c, struct device *dev);
 
-// Begins a reduce-scatter: out (shard) = sum over the ranks of this rank's shard of buffer (ranks, shard), in elements;
-// with wire_bf16 terms and sum are rounded to bf16. `out` is that shard of `buffer`, or elsewhere; the rest of `buffer`
-// is scratch. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
+// Begins, on every rank, a reduce-scatter: out (shard) = the ranks' sum of this rank's shard of buffer (ranks, shard),
+// in elements; with wire_bf16 terms and sum are rounded to bf16. `out` is that shard of `buffer`, or elsewhere; the
+// rest of `buffer` is scratch. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);
-// Begins an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), this rank's place in `buffer` or elsewhere.
-// name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
+// Begins, on every rank, an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), which is its place in
+// `buffer` or elsewhere. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
 // Begins an exchange of lists of messages in the device's memory, which do not overlap and have largest_exchanged_bytes
@@ -57,7 +57,7 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 // Makes the collectives that begin from here on wait for a transfer to the device. The device waits as well only where
 // collectives do not run beside it. transfer: the ticket, not 0, for which the caller calls transfer_wait too.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Makes work enqueued from here on wait for the ticket's collective: on the cpu target by waiting. Ticket 0: no wait.
+// Makes work enqueued from here on wait for the ticket's collective (cpu: waits); 0: for none. Cuts recorded segments.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
 // Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
@@ -201,7 +201,7 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// Cuts recorded segments, before anything of a collective is enqueued. Ends the program while a graph is recorded: the
+// Calls segments_cut, before anything of a collective is enqueued. Ends the program while a graph is recorded: the
 // graph would wait for the same collective each time that it runs, and begin none. what: for the message.
 static void collectives_leave_graph(struct device *dev, const char *what) {
     segments_cut(dev);
@@ -356,7 +356,7 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
 }
-// Finishes the copy now: the work thread can't wait for a transfer that seems to take time on the bus; the device does.
+// Copies up to this transfer now: the work thread can't wait for the time that a copy seems to take, the device does.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
     transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }

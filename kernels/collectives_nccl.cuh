@@ -69,7 +69,7 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Adds the times of collectives that are done by now, and tells the watch of each; returns how many are in flight.
+// Locks q->mutex, adds the times of collectives done by now, and tells q->control; returns how many are in flight.
 static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -118,7 +118,7 @@ template <typename T> static __global__ void known_fill_addends_kernel(T *buffer
     if (i < n)
         known_store(&buffer[i], known_addend(i, rank, ranks));
 }
-// *wrong += the number of wrong elements in shard (n) of the sum, which begins at its element `begin`.
+// *wrong += the number of wrong elements in shard (n), the sum's elements [begin, begin + n).
 template <typename T>
 static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, int64_t n, int64_t begin, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -148,7 +148,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends in buffer (ranks, elements); a wrong sum ends the program. *wrong, on the device, must be 0.
+// Sums known addends in buffer (ranks, elements), on every rank; ends the program if wrong. *wrong, on the device: 0.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -160,7 +160,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes in buffer (ranks, bytes); a wrong byte ends the program. *wrong, on the device, must be 0.
+// Gathers known bytes in buffer (ranks, bytes), on every rank; ends the program if wrong. *wrong, on the device: 0.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -172,8 +172,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
                (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
-// Exchanges known bytes with each other rank, one or, with `largest`, as many as fit into buffer (bytes): NCCL connects
-// two ranks when they first send. Does nothing for less than 2 bytes a rank. A wrong byte ends the program.
+// Exchanges known bytes between every two ranks, 1 or, with `largest`, as many as fit into buffer (bytes): NCCL
+// connects two ranks when they first send. Does nothing for less than 2 bytes a rank. A wrong byte ends the program.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -278,7 +278,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: the queue's work to nccl_queue_end. Waits while NCCL_EVENTS are in flight. name: copied.
+// Begins a collective: the queue's work to nccl_queue_end, after dev's. Blocks at NCCL_EVENTS in flight. name: copied.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -321,7 +321,7 @@ static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waite
 }
 
 enum { WIRE_PACK = 8, WIRE_THREADS = 256 }; // bf16 in 16 bytes; threads of a block
-// to[i] = from[i], rounded to bf16; `to` is aligned to 16 bytes.
+// to[i] = from[i], rounded to bf16, i < n, WIRE_PACK a thread; `to` is aligned to 16 bytes.
 static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t n) {
     const int64_t begin = WIRE_PACK * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (begin + WIRE_PACK <= n && packed_aligned(from)) {

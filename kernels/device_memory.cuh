@@ -37,9 +37,9 @@ static void *host_reserve(size_t bytes);
 // Unpins and frees memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
 
-// Enqueues a copy of `bytes` from the host, whose memory stays as it is until the copy is done.
+// Enqueues a copy of `bytes` from the host's memory, which stays as it is until the copy is done; not pinned: waits.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
-// Enqueues a copy of `bytes` to the host, which has them after device_synchronize or device_event_wait.
+// Enqueues a copy of `bytes` to the host, which has them after device_synchronize or the wait for a later event.
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
 // Enqueues a copy of `bytes` within the device's memory, between ranges that do not overlap.
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev);
@@ -154,7 +154,7 @@ static int device_numa_node(void) {
     cuda_check(cudaDeviceGetPCIBusId(address, sizeof address, index));
     return numa_node_of_pci(PCI_DEVICES, address);
 }
-// Pins what is resident already: 21 s for 500 GB. cudaHostAlloc, which touches pages by one thread, takes 398 s.
+// Maps, touches, then pins zeroed pages; 0 bytes: NULL. 21 s for 500 GB; cudaHostAlloc, of one thread, takes 398 s.
 static void *host_reserve(size_t bytes) {
     char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
     if (bytes == 0)

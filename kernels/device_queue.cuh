@@ -7,12 +7,12 @@
 #include <stdio.h>                    // snprintf
 
 // Opens *dev, zeroed but for `threads` and `planned`, for process local_rank, from 0, of its host: on the cuda target
-// GPU local_rank modulo the number of visible GPUs, and makes it current. Ends the program where no GPU is visible and,
-// unless may_share, where 2 to local_rank are. Does nothing on the cpu target. matmul_create and device_close follow.
+// makes GPU local_rank modulo the number of visible GPUs current. Ends the program where none is visible and, unless
+// may_share, where several are, but no more than local_rank. cpu: nothing. matmul_create and device_close follow.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
-// Writes to text (n bytes) "cuda: NVIDIA H200, compute capability 9.0, bf16", "cuda, bf16" if not open; returns text.
+// Writes to text (n bytes) "cuda: NVIDIA H200, compute capability 9.0, bf16", or less if not open or on the cpu target.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
 // Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
@@ -31,11 +31,11 @@ static inline double device_event_seconds(struct device *dev, int i, int j);
 // A graph is what the host enqueued between graph_begin and graph_end, recorded instead of run; graph_launch enqueues
 // it by one call, any number of times, and graph_free frees it. Zero: nothing recorded. The cpu target records nothing.
 struct work_graph;
-// Begins to record what is enqueued, until graph_end. Returns false, with a warning, where CUDA refuses: what is
-// enqueued then runs, and graph_end is not called. The cpu target returns true, and runs all.
+// Begins to record what is enqueued, and not to run it, until graph_end. Returns false, with a warning, where CUDA
+// refuses: what is enqueued then runs, and graph_end is not called. The cpu target returns true, and runs all.
 static bool graph_begin(struct device *dev);
-// Ends the recording and makes `graph`, zero before, of it. Returns false, with a warning, where CUDA refuses: the
-// caller enqueues the same work again. Ends the program where something was enqueued that can't be recorded.
+// Ends the recording, of which nothing has run, and makes `graph`, zero before, of it. Returns false, with a warning,
+// where CUDA refuses: the caller enqueues the work again. Ends the program where work can't be recorded. cpu: true.
 static bool graph_end(struct work_graph *graph, struct device *dev);
 // Whether CUDA has refused a graph: the caller then records none any more.
 static inline bool graphs_are_refused(const struct device *dev);

@@ -88,8 +88,8 @@ DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
 // Whether the pair of key `at` ascends, in the stage that makes sorted runs of `run` keys.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts, a tile a block. run 0: makes the tile's keys, all ones for those from n on, and runs the stages up to runs of
-// a tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
+// Sorts, a tile of `tile` keys a block. run 0: makes the tile's keys, all ones from key n on, and runs the stages up to
+// runs of a tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -149,7 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums dout's rows of each index that has at most TOKEN_FEW. Warp i sums if key i of n is an index's first key.
+// Sums dout's rows of each index of at most TOKEN_FEW to the table. Warp i sums if key i of n is an index's first key.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Sums dout's rows of each index that has more than TOKEN_FEW. Block i looks at key i * TOKEN_FEW: such an index has
-// at least one of these keys, and the first block that finds the index sums its rows.
+// Sums dout's rows of each index that has more than TOKEN_FEW to the table. Block i looks at key i * TOKEN_FEW: such an
+// index has at least one of these keys, and the first block that finds the index sums its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                float scale, struct dropout dropout) {

@@ -60,7 +60,7 @@ static inline int norm_backward_row_threads(int C) {
     return threads;
 }
 // The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits:
-// GPU_SMS x 16 warps (x 32 at 512 threads a row), at most N / 16, or N / 4 where a row is a block's: sums are traffic.
+// GPU_SMS x 16 warps (x 32 at 512 threads a row), but at most N / 16 runs, or N / 4 where a row is a block's.
 static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -71,7 +71,7 @@ static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_num_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
-// The number of runs of rows of residual_backward, N / 16 at most: with its blocks of columns, GPU_SMS x 64 warps.
+// The number of runs of rows of residual_backward: N / 16 at most, else GPU_SMS x 64 warps with its blocks of columns.
 static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;

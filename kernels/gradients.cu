@@ -64,7 +64,7 @@ DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     return warp_sum_double(mine);
 }
 static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
-// Sums in one block: a warp puts a range's sum in place of its first partial sum, then one thread adds these in order.
+// *total = the ranges' sums, by one block: a warp puts a range's sum in place of its first partial sum, a thread adds.
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_ranges_total_kernel(double *total, double *sums, int count) {
     for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {

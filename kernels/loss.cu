@@ -350,7 +350,7 @@ ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x
     return row;
 }
 
-// row (V) <- scale * e^(z - shift) slope
+// row (V) <- scale * e^(z - shift) slope, z and slope of its logits: the caller then overwrites the target's element.
 ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale, struct logit_transform t,
                                     enum logit_kind kind) {
     vec e[FLOATX_VECS], slope[FLOATX_VECS];

@@ -54,7 +54,7 @@ static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
 struct softmax_row {
     float shift, sum; // sum of e^(z - shift)
 };
-// Returns what the gradient multiplies the softmax by: 1 + 2 z_loss lse.
+// Returns what the gradient multiplies the softmax by: 1 + 2 z_loss lse, lse = shift + ln(sum).
 HOST_DEVICE float z_loss_factor(struct softmax_row row, float z_loss) {
     return z_loss > 0 ? 1 + 2 * z_loss * (row.shift + logf(row.sum)) : 1;
 }

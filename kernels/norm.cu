@@ -194,7 +194,7 @@ enum { NORM_BACKWARD_PLACES = 6 };
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
-// Loads this thread's sums of dx's columns of pack j, at column c, from where norm_dx_sums_shared says. run: (C).
+// Loads this thread's sums of dx's columns of pack j, at column c: from `held`, run (C) or shared memory, as above.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_floats *held, const float *run, int j, int c,
                                                        int C) {

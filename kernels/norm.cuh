@@ -25,8 +25,8 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
 // Writes the gradient of norm_forward. With y the normalized row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
 //   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
-// dx_partial gets sums of dx's columns, as stored, over parts of the rows: where dx is the gradient of a linear layer's
-// output, column_sums (kernels/column_sums.cuh) adds them up to the bias's gradient. options.amax is of dx.
+// dx_partial = the sums of dx's columns, as stored, over parts of the rows: where dx is the gradient of a linear
+// layer's output, column_sums (kernels/column_sums.cuh) makes of them the bias's gradient. options.amax is of dx.
 void norm_backward(floatX *dx,             // (N, C)
                    float *dx_partial,      // (norm_backward_num_runs, C); NULL: not taken
                    float *dweight,         // (C); NULL: not wanted
@@ -60,7 +60,7 @@ void residual_norm_forward(floatX *sum,          // (N, C); may be delta
 // The number of parts of N rows over which residual_backward sums ddelta's columns: the rows of `partial`.
 int64_t residual_backward_num_runs(int64_t N, int C, const struct device *dev);
 // ddelta = dout times `scale` and the dropout scales that forward applied, the gradient of residual_forward's delta.
-// `partial` gets sums of ddelta's columns, as stored, over parts of the rows.
+// `partial` = sums of ddelta's columns, as stored, over parts of the rows.
 void residual_backward(floatX *ddelta,     // (N, C); may be dout
                        float *partial,     // (residual_backward_num_runs, C); NULL: not taken
                        const floatX *dout, // (N, C)
