@@ -6,7 +6,7 @@
 
 #ifdef TARGET_CUDA
 
-// Merges the amax of from's outputs, each (M, N), into scale->amax; does nothing where scale->delayed is not 0.
+// Merges into scale->amax the amax of from's outputs, each (M, N), multiples of 16; nothing if scale->delayed is not 0.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     activation_amax_kernel(struct fp8_scale *scale, const source from, int64_t M, int64_t N) {

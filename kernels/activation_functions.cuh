@@ -48,7 +48,7 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u), u as in gelu_logistic
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
 // Returns s = sigma(2u), u as in gelu_logistic, and gelu'(x) = s + x s (1 - s) 2u'. x counts as 8 at most: from there
-// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: from there on s is 0 for a negative x, and s u' may be NaN.
+// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: from there on s is 0 for a negative x, and 0 u' could be NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
     const float s = gelu_logistic(x, square), product = least * s;

@@ -90,7 +90,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part by its tensor's f; split: the part has a remainder. In one loop a case: two take a fifth longer.
+// Updates a part by its tensor's f. split: with a remainder; narrow: bf16 states. One loop: two take a fifth longer.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;

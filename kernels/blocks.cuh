@@ -260,7 +260,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Converts n elements, BLOCK at most, to the layout, at the start of `row`; the rest stays. A constant n makes vectors.
+// Converts n elements, BLOCK at most, to the layout, at the start of `row`; the rest stays. A constant n: by vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;

@@ -57,7 +57,8 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 // Makes the collectives that begin from here on wait for a transfer to the device. The device waits as well only where
 // collectives do not run beside it. transfer: the ticket, not 0, for which the caller calls transfer_wait too.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Makes work enqueued from here on wait for the ticket's collective (cpu: waits); 0: for none. Cuts recorded segments.
+// Makes work enqueued from here on wait for the ticket's collective: on the cpu target by waiting. Ticket 0: no wait.
+// Cuts recorded segments for any ticket. On a GPU a ticket other than 0 ends the program while a graph is recorded.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
 // Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
@@ -322,9 +323,8 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     return c->last_ticket = work_thread_add(c->parallel->work, all_gather_run, &job, sizeof job, name);
 }
-// The job owns the copy of both lists: the sends, then the receives.
 struct exchange_job {
-    struct exchange_message *messages;
+    struct exchange_message *messages; // the job's copy of both lists: the sends, then the receives
     int num_sends, num_receives;
     void *scratch;
     struct exchange *exchange;

@@ -148,7 +148,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends in buffer (ranks, elements), on every rank; ends the program if wrong. *wrong, on the device: 0.
+// Sums known addends in buffer (ranks, elements) on every rank; a wrong sum ends the program. *wrong (device): 0 first.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -160,7 +160,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes in buffer (ranks, bytes), on every rank; ends the program if wrong. *wrong, on the device: 0.
+// Gathers known bytes in buffer (ranks, bytes) on every rank; a wrong byte ends the program. *wrong (device): 0 first.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -278,7 +278,7 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: the queue's work to nccl_queue_end, after dev's. Blocks at NCCL_EVENTS in flight. name: copied.
+// Begins a collective: the queue's work to nccl_queue_end, after dev's. Waits at NCCL_EVENTS in flight. name: copied.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));

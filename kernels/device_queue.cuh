@@ -12,7 +12,7 @@
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
-// Writes to text (n bytes) "cuda: NVIDIA H200, compute capability 9.0, bf16", or less if not open or on the cpu target.
+// Writes to text (n) "cuda: NVIDIA H200, compute capability 9.0, bf16"; if not open "cuda, bf16"; cpu: threads, bf16.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
 // Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);

@@ -149,7 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums dout's rows of each index of at most TOKEN_FEW to the table. Warp i sums if key i of n is an index's first key.
+// Sums dout's rows of each index of up to TOKEN_FEW rows to the table. Warp i sums if key i of n is an index's first.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {

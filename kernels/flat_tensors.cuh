@@ -29,8 +29,8 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// Returns the row of the last tensor that begins at or before `at`, as row 0 does: `at` is in it or in the gap after
-// it. All lanes of a warp call, for the same `at`: each looks at a row, and a search among a thousand waits only twice.
+// Returns the row of the last tensor that begins at or before `at`, as row 0 must: `at` is in the tensor or the gap
+// after it. All lanes of a warp call, for the same `at`: each looks at a row; a search among a thousand waits twice.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
     while (32 * stride < tensors.count)
@@ -49,7 +49,7 @@ DEVICE_FUNCTION int flat_tensor_clip_count(const struct flat_tensor &tensor, int
 
 #else
 
-// Returns the row of the last tensor that begins at or before `at`, which is in it or the gap after it; none: 0.
+// Returns the row of the last tensor that begins at or before `at`: `at` is in the tensor or the gap after it; none: 0.
 static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at) {
     int first = 0, end = tensors->count; // the row is in [first, end)
     while (end - first > 1) {

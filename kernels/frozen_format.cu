@@ -29,7 +29,7 @@ size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, 
     return 0;
 }
 
-// Encodes the tile of up to 128 x 128 elements at (row, col), with its inverse scale. values: first, in rows of `cols`.
+// Encodes to's tile of up to 128 x 128 elements at (row, col), and its inverse scale. values: the tile, `cols` a row.
 static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                           int64_t row, int64_t col) {
     const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
