@@ -132,7 +132,7 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
     EACH_VEC derivative[i] = s[i] + x[i] * s[i] * (1.0f - s[i]);
 }
 
-// Returns min(|x|, 20) in each lane: from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
+// Returns min(|x|, 20) in each lane, NaN for NaN: from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
 // below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), below / e is t P(t), as in Abramowitz and

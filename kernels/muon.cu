@@ -88,7 +88,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
 
 #else
 
-// Does muon_momentum of flat elements [first, last), FLAT_PART at most, of one tensor. first: a block's; scale: grads'.
+// Does muon_momentum of flat elements [first, last), FLAT_PART at most, of one tensor. first: a block's; scale: of g.
 static inline void muon_momentum_part(const struct muon_momentum_range *r, int64_t first, int64_t last, float scale) {
     float g_room[FLAT_PART], m_room[FLAT_PART];
     const int64_t at = first - r->begin;
