@@ -32,16 +32,16 @@ struct flash_arguments {
 
 static constexpr bool FP32 = sizeof(floatX) == 4;
 
-// Returns threadIdx.x. What a thread computes from it for a tile is cheap, but kept from tile to tile it takes
-// registers that the accumulators need: where HIDDEN, the compiler computes it again. Which uses are hidden, and how
-// far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any plain causal forward
-// kernel, and least in others, on sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes.
+// Returns threadIdx.x, with HIDDEN in fp32 only of blocks of up to 256 threads. What a thread computes from it for a
+// tile is cheap, but kept from tile to tile takes registers that accumulators need: where HIDDEN, the compiler computes
+// it again. Which uses are hidden, and how far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to
+// spill nothing in plain causal forward kernels, and least in others, on sm_80 and sm_90a; else up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
 
-// Returns 0, where LATE by way of a count that is 0 or more: ptxas sees through thread_index(), but what is computed
-// from this it can't compute before the count is known, and so keeps in no register until then.
+// Returns 0. count: 0 or more. With LATE the 0 is made of count: ptxas, which sees through thread_index(), can't
+// compute what the 0 is added to before count is known, and so keeps no register for the sum until then.
 template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
     return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
@@ -72,7 +72,7 @@ struct head_views {
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
     int64_t token;                  // the sequence's first
 };
-// Returns where query head h of sequence b lies.
+// Returns where query head h of sequence b, its group's keys and values, and its output lie.
 template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct flash_arguments &a, int b, int h) {
     const int D = head_size<plan>(a);
     struct head_views view;
@@ -105,13 +105,13 @@ template <int D> struct depth_run { static constexpr int STEPS = FP32 && D > 64 
 // The parts of floats for 3xTF32: x = big + small exactly, each a TF32 number but for bits that the tensor core drops
 // of small, 2^-22 of x at most. An infinity's small part is a NaN, and so is what it is multiplied to.
 
-// Returns the big parts of four floats.
+// Returns the big parts of four floats: the bits that TF32 has, the others cut off.
 DEVICE_FUNCTION struct word_x4 tf32_big(const struct word_x4 &x) {
     const struct word_x4 big = {
         {x.x[0] & 0xffffe000u, x.x[1] & 0xffffe000u, x.x[2] & 0xffffe000u, x.x[3] & 0xffffe000u}};
     return big;
 }
-// Returns the small parts of four floats.
+// Returns the small parts of four floats: what tf32_big cuts off, exactly.
 DEVICE_FUNCTION struct word_x4 tf32_small(const struct word_x4 &x) {
     struct word_x4 small;
 #pragma unroll
@@ -134,16 +134,15 @@ template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
 }
 
-// Returns ldmatrix's address of the block of 16 rows and two units at (row, column); column: in elements, a multiple of
-// two units. origin: the address of the block at (0, 0). As `row` is a multiple of 8, only the lane's part and a
-// constant meet in the XOR.
+// Returns ldmatrix's address of the block of 16 rows and two units at (row, column). row: a multiple of 8, so that only
+// the lane's part and a constant meet in the XOR; column: a multiple of STEP. origin: the address at (0, 0).
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
     constexpr int GROUP_COLUMNS = PACK * tile_layout<D>::GROUP;
     return (origin ^ (uint32_t)(column % GROUP_COLUMNS * ELEMENT)) +
            (uint32_t)(column / GROUP_COLUMNS * (ELEMENT * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
 }
-// Returns ldmatrix's address of the block at (0, 0), with its four 8 x 8 matrices (fp32: 8 x 4) in the order down, then
-// right: a left operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
+// Returns this lane's address for ldmatrix of the block at (0, 0), with its four 8 x 8 matrices (fp32: 8 x 4) in the
+// order down, then right: a left operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
@@ -164,15 +163,14 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint3
 
 // Starts copying rows first .. first + ROWS - 1 of a head to a tile; rows past T and columns past the head become
 // zeroes. matrix: the head in the sequence's first row; row_stride: in elements. All threads call; the caller commits
-// the copies. A thread's rows are a multiple of 8 apart: its address in the tile is one offset plus constants.
+// and waits. A thread's rows are a multiple of 8 apart: its address in the tile is one offset plus constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stride, int first,
                                const struct flash_arguments &a) {
     constexpr int D = plan::D, GROUP = tile_layout<D>::GROUP, ROWS_AT_ONCE = plan::THREADS / GROUP;
     static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "every thread copies the same number of pieces");
     const int thread = thread_index<true>(), row = thread / GROUP, piece = thread % GROUP;
-    // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is
-    // not followed.
+    // The block's and the thread's part of the address are kept apart: one register for the thread's. Past T: not read.
     const floatX *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * PACK);
     const uint32_t to = tile + tile_offset<D>(row, piece);
 #pragma unroll
@@ -332,8 +330,8 @@ DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x
     }
 }
 
-// s = left . B^T in runs of depth, each a sum of its own in the tensor cores (depth_run), as fp32 needs it. left:
-// 16 M rows; B: the 8 N rows from `first` on of a tile; right_origin: the tile's origin_right.
+// s (16 M x 8 N) = left . B^T over all of D; fp32: in runs of depth_run steps, each summed apart in the tensor cores.
+// left: left_rows; B: the 8 N rows of a tile from `first` on; right_origin: the tile's origin_right.
 template <int UNROLL, int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left, uint32_t right_origin, int first) {
     constexpr int RUN = depth_run<D>::STEPS;
@@ -422,8 +420,7 @@ DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], 
 }
 
 // Element i of fragment (m, n) of a warp is at row fragment_row(m, i) + lane_row() and column fragment_column(n, i) +
-// lane_column(). The lane's part is kept apart from the constants, so that a comparison takes one register, not one for
-// each column.
+// lane_column(). The lane's part is kept apart, so that a comparison takes one register, not one for each column.
 
 // Returns the lane's part of a row: lane / 4.
 DEVICE_FUNCTION int lane_row(void) { return thread_index<HIDE_MORE>() % 32 / 4; }
@@ -440,7 +437,8 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
-// Returns the first key that a query sees; spans NULL: 0; past T the last row's, so that each query sees a key.
+// Returns the first key that a query sees, from a.spans, which a kernel of queries has as first_key; NULL, only with
+// plan::ANY: 0. Past T: the last row's, so that each query sees a key.
 template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
@@ -449,7 +447,8 @@ DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t 
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
-// Returns the last query that sees a key, T - 1 if spans is NULL: past T the last key's.
+// Returns the last query that sees a key, from a.spans, which the kernel of keys has as last_query; NULL, only with
+// plan::ANY: T - 1. Past T: the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
@@ -480,7 +479,8 @@ DEVICE_FUNCTION float capped_score(float s, float factor) {
 
 // --- Dropout ------------------------------------------------------------------------------------------------------
 
-// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh has them. step: dropout_step's.
+// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh has them. element: its index in
+// P, (B, H, T, T); step: dropout_step's.
 DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
     return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
                       (uint32_t)d.seed, (uint32_t)(d.seed >> 32));

@@ -29,7 +29,7 @@ void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape s
     else
         snprintf(reason, size, "takes only bf16 on a GPU");
 }
-// Ends the program. Not reached: for a run of such a build, not only a plan, sm90_unavailable_reason has a reason.
+// Ends the program. Not reached: a build for fp32 or the CPU takes no shape for a run, only for a plan.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes only bf16 on a GPU");

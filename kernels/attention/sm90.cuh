@@ -51,7 +51,7 @@ template <int D> struct sm90_layout {
     static constexpr int SWIZZLE = COLUMNS == 64 ? 1 : 2; // as matrix_descriptor has it
 };
 
-// Returns the swizzled byte offset of the 16-byte unit at this offset of a chunk. Chunks begin at multiples of 1024.
+// Returns the swizzled byte offset of the 16-byte unit at byte `offset` of a chunk. Chunks begin at multiples of 1024.
 template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
     return offset ^ ((offset >> 7 & (uint32_t)(sm90_layout<D>::SPAN / 16 - 1)) << 4);
 }
@@ -74,7 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts copying ROWS rows of a head, a box of `map` a chunk, to a tile. One thread calls; `barrier` expects the bytes.
+// Starts copying ROWS rows of a head, a box of `map` a chunk, to a tile, by one thread, when `barrier` expects them.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -180,7 +180,7 @@ template <int STAGES> struct sm90_pipeline {
         }
     }
 };
-// Says that this warp has read a buffer, by one arrival a warp. All lanes call. empty: the barrier.
+// Says by one arrival at `empty` that this warp has read a buffer. All lanes call, after __syncwarp if lanes have read.
 DEVICE_FUNCTION void sm90_release(uint32_t empty) {
     if (elect_one())
         mbarrier_arrive(empty);
@@ -199,7 +199,7 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 // The number of heads side by side in a row of qkv: of q, k and v.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-// Ends the program unless the kernels take the shape (full: no first_key) and `aligned` (count) are multiples of 16.
+// Ends the program unless the kernels take the shape (full: no first_key) and all `count` pointers are multiples of 16.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);
@@ -212,7 +212,7 @@ static void sm90_check(const void *const aligned[], int count, struct attention_
             fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");
 }
 
-// Calls launcher::launch<D> for the shape's heads, which sm90_check takes.
+// Calls launcher::launch<D> for the shape's head dim; sm90_check has taken the shape.
 template <class launcher, class arguments>
 static void sm90_choose(const arguments &a, struct attention_shape shape, struct device *dev) {
     switch (shape.head_dim) {

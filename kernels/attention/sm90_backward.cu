@@ -6,9 +6,8 @@
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
 // sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta has a kernel of its own: cuBLAS makes dO,
 // and if the middle kernel made delta, it would read O once for each block of keys. The design of this file:
-// - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
-//   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end,
-//   whatever the group's size.
+// - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of all heads of the
+//   group, from the diagonal to the last that sees a key: dK and dV stay in registers, whatever the group's size.
 // - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
 //   Only dS goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
 //   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
@@ -16,8 +15,7 @@
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
 //   The order is fixed, from the first keys that the tile sees to the diagonal's, so that the same inputs give the same
 //   bits. The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn
-//   it is. Where any order is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a
-//   tile.
+//   it is. Where any order is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads.
 // - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no kernel of its own reads dqkv.
 // - Nobody waits for a block that may not have started: a block's turn comes only after blocks with earlier keys of its
 //   KV head, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise,
@@ -40,7 +38,7 @@
 
 enum { SM90_ROWS_THREADS = 256, SM90_THREADS_A_ROW = 8 };
 
-// Writes rows' lse and delta, an lse of infinity past T; zeroes the counters and, if any order is allowed, dQ's sums.
+// Writes lse and delta = rowsum(dO O) to a.rows, past T infinity and 0; zeroes a.counters and, with any_order, a.dq.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -87,7 +85,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts copying a tile in boxes of `columns`, by one thread; `barrier` expects the bytes. again: L2 keeps the tile.
+// Starts copying a tile in boxes of `columns`, by one thread, when `barrier` expects the bytes. again: L2 keeps it.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -101,7 +99,7 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     }
 }
 
-// Loads K, then Q, lse, delta and dO of each step, by one thread. V comes after Q: the first S does not wait for it.
+// Loads K, then Q, lse, delta and dO of each step, by one thread. V follows the first Q: S does not wait for it.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                         const struct sm90_backward_block &block, uint32_t shared) {
@@ -205,7 +203,7 @@ template <class plan> struct sm90_backward_state {
     struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
-// Returns the pipeline of Q, lse and delta, at a step.
+// Returns the pipeline of Q, lse and delta, with `use` at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
@@ -224,21 +222,21 @@ DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Masks S^T, this thread's s (N / 2), where a key comes after its query. diagonal: the query less the key of s[0].
+// Sets S^T, this thread's s (N / 2), to -inf where the key comes after the query. diagonal: query less key of s[0].
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) - 8 * (i / 4) - i % 2 > diagonal)
             s[i] = -INFINITY;
 }
-// Masks the keys past T. left: how many keys from this thread's first on are not past T.
+// Sets the scores of keys past T to -inf. left: how many keys from this thread's first on are not past T.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
-// Masks queries past `seen`, the last that sees each of this thread's two keys, counted from the thread's first query.
+// Sets queries past `seen` to -inf: for either key of the thread the last that sees it, less the thread's first query.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -261,7 +259,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
-// Turns S^T, this thread's s (N / 2), into P^T. With FIRST `pairs` has all lse (sm90_load_first), else address `lse`.
+// s (N / 2) = P^T = exp2(scale_log2 S^T - lse), S^T being in s. lse: with FIRST all in `pairs`, else at address `lse`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -273,7 +271,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// Turns dP^T, this thread's dp (N / 2), into dS^T; p: P^T. With FIRST `pairs` has all deltas, else address `delta`.
+// dp (N / 2) = dS^T = P^T (dP^T - delta), dP^T being in dp. p: P^T; delta: with FIRST all in `pairs`, else at `delta`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_score_gradients(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
@@ -293,7 +291,7 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
         for (int i = 0; i < 4; i++)
             left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
 }
-// Stores P^T or dS^T of this warp's 16 keys, words (PART / 16), transposed, to the tile of the block's P or dS.
+// Stores P^T or dS^T of this warp's 16 keys, words (PART / 16), transposed, to the block's shared tile of P or dS.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32 % 4);
     const int query = lane / 16 * 8 + lane % 8 + (plan::SPLIT_KEYS ? 0 : warpgroup * plan::PART);
@@ -305,7 +303,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// Waits for room and stores dQ of state.step for sm90_backward_reduce, accumulators four by four: no bank conflicts.
+// Waits for room and hands dQ of state.step to sm90_backward_reduce, accumulators four by four: no bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
@@ -342,7 +340,7 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
     wgmma_commit();
 }
-// Brings this warp's 16 rows of V, which has arrived, to registers.
+// Brings this warp's 16 rows of V, which has arrived, to state.v, as left operands.
 template <class plan> DEVICE_FUNCTION void sm90_backward_take_values(struct sm90_backward_state<plan> &state) {
     const int lane = (int)(threadIdx.x % 32), row = 64 * state.warpgroup + (int)(threadIdx.x / 32 % 4 * 16) + lane % 16;
 #pragma unroll
@@ -412,8 +410,9 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
-// Computes P and dS, brings dS to shared memory, and begins dV with SPLIT_KEYS: a step's second part. Both warpgroups
-// call. diagonal: the tile's first query less the block's first key; from KEYS - 1 on there is no causal mask.
+// Computes P and dS of state.step, brings dS and, without SPLIT_KEYS, P to shared memory, and with SPLIT_KEYS begins
+// dV: a step's second part. Both warpgroups call, and meet. diagonal: the tile's first query less the block's first
+// key; from KEYS - 1 on there is no causal mask.
 template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
     const int w = state.warpgroup;
@@ -474,7 +473,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_back
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Does a step's third part: dK, dV, sm90_put_dq; releases Q and dO; advances `step`; without LAST begins the next S.
+// Does a step's third part: dK, dV, sm90_put_dq; releases Q and dO; advances `step`; unless LAST begins the next S.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -503,7 +502,7 @@ template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct s
     state.step++;
 }
 
-// Stores a warpgroup's dK or dV, times `factor`, as bf16, where K or V was.
+// Stores a warpgroup's dK or dV times `factor`, as bf16, at (first_row, first_column) of the tile where K or V was.
 template <class operand, int COLUMNS>
 DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_column, const float *acc, float factor) {
     const int lane = (int)(threadIdx.x % 32), row = first_row + (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16);
@@ -562,8 +561,8 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
         sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
     return sum;
 }
-// Sums the columns of the block's dK and dV, which lie where K and V did, by way of the place of dS. The sums of all
-// keys go to the block's first tile of queries in a.bias_partial, zeroes to a second. Both warpgroups call.
+// Writes to a.bias_partial, by tiles of queries, the columns' sums of the block's dK and dV, which lie where K and V
+// did: all to the tile at the block's first key, zeroes to a second. Overwrites dS. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -630,7 +629,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
         }
     }
 }
-// Starts the copies of a tile to global memory, at row `first` of a head. One thread calls, and commits the copies.
+// Starts copying a tile in boxes of `columns` to rows from `first` on of a head of `map`. One thread calls and commits.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -639,8 +638,8 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
-// Brings the last queries of the block's keys, less first_key, to shared memory: registers are too few. Both warpgroups
-// call, and meet. Keys past T, which the diagonal hides, have the last key's.
+// Brings, for each of the block's keys, the last query that sees it, less block.first_key, to shared memory: registers
+// are too few. Both warpgroups call, and meet. Keys past T, which the diagonal hides, have the last key's.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
                                                     const struct sm90_backward_block &block, uint32_t shared) {
@@ -653,7 +652,8 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes and stores dK, RoPE undone, dV, amax and bias sums; gives dQ to sm90_backward_reduce. Warpgroups 0, 1 call.
+// Computes and stores a block's dK, RoPE undone, dV, amax and bias sums; gives dQ to sm90_backward_reduce. Two
+// warpgroups call. warpgroup: 0 or 1, counted without the first of the kernel, which copies.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
@@ -775,7 +775,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Writes the columns' sums of a tile of a head's dQ, whose rows are at `shared`, to a.bias_partial. All threads call.
+// Writes the columns' sums of a tile of a head's dQ, rows at `shared`, to a.bias_partial. All call, then synchronize.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {

@@ -156,7 +156,7 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     return block;
 }
 
-// Returns the query head of step i < a.heads of a tile, of H. With any_order blocks at one tile add to different heads.
+// Returns the i-th query head, of H, that a block takes at a tile. With any_order blocks begin at different heads.
 DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                        int i) {
     const int later = i + block.number;

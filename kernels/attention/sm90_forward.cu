@@ -163,14 +163,14 @@ template <class plan> DEVICE_FUNCTION void sm90_seen_before(struct sm90_seen &se
         seen.first[half] += tiles * plan::KEYS;
     }
 }
-// Whether a key is hidden from row `half`, 0 or 1, of the thread. column: the key's, less sm90_column().
+// Whether a key is hidden from row `half`, 0 or 1, of the thread. column: the key's in the tile, less sm90_column().
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int column) {
     return (MASK == SM90_DIAGONAL && column > seen.last[half]) ||
            (MASK != SM90_NO_MASK && plan::SPANS && column < seen.first[half]);
 }
 
-// Masks S, makes it exp2(scale log2(e) (S - the row's maximum so far)), and updates the rows' maxima, factors and sums.
+// Masks S, makes it P = exp2(scale_log2 (S - the row's maximum so far)); updates the rows' maxima, factors and sums.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2,
                                   const struct sm90_seen &seen) {
@@ -200,7 +200,7 @@ DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float 
         state.sum[half] = sum;
     }
 }
-// P = S, rounded. The columns of an accumulator and of an A operand lie alike.
+// state.p = state.s, where sm90_softmax left P, rounded. The columns of an accumulator and of an A operand lie alike.
 template <class plan> DEVICE_FUNCTION void sm90_round_p(struct sm90_forward_state<plan> &state) {
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
@@ -236,7 +236,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// Computes P of the first tile of keys, without a turn. There is nothing yet to add to O.
+// Computes P of the first tile of keys, without waiting for a turn; releases K. There is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const struct sm90_seen &seen) {
@@ -287,7 +287,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
-// Adds up the rows' sums, puts their inverses into `factor`, and writes lse, unless a.lse is NULL. head: b H + h.
+// Adds up rows' sums, sets `factor` to their inverses and writes lse, to base 2, unless a.lse is NULL. head: b H + h.
 template <class plan>
 DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -302,7 +302,7 @@ DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, fl
             a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
     }
 }
-// Adds the last P V to O, beside which sm90_finish_rows finishes the rows: O is not divided by their sums yet.
+// Adds the last P V to O, waits, and meanwhile calls sm90_finish_rows. O is not divided by the rows' sums yet.
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -325,7 +325,7 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Stores each warp's O times `factor` by a copy that may run on; merges a.amax. empty: released if O goes by Q's place.
+// Stores each warp's O times `factor` by a copy that may run on; merges a.amax. empty: Q's, released unless O_APART.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
@@ -361,7 +361,7 @@ struct sm90_forward_range {
     int whole;                     // from here on the diagonal cuts them
     int uncut, first, block_first; // before `uncut` first_key cuts them
 };
-// Returns the tiles of keys of the 64 rows from `first` on, of the block's tile.
+// Returns which tiles of keys the 64 rows from `first` on, of the block's `tile`, see, and which of them are cut.
 template <class plan>
 DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm90_forward_arguments &a,
                                                                 const struct sm90_forward_tile &tile, int first) {

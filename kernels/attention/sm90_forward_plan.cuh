@@ -61,7 +61,7 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
-// Sets what divides rounds into sections, by a's section_heads, heads, blocks and full.
+// Sets a's members from `pairs` to `by_heads`, which divide rounds, from section_heads, heads, blocks and full.
 static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
     a.pairs = a.section_heads > 0 && !a.full;
@@ -101,7 +101,7 @@ DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block
     tile.round = round + 1 + alone;
     return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
-// Sets tile.head and first to this block's tile of a round, from a.order, and increments number; false: there is none.
+// Sets tile.head and first to this block's tile of a round, from a.order, and adds 1 to number; false: there is none.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
     const int at = sm90_there_and_back(round);
     if (at >= a.heads * a.blocks)

@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
-// Fills two tables: the first key that query t sees, the last query that sees key t. All tables are in device memory.
+// Fills, enqueued on a GPU, tables in device memory: the first key that query t sees, the last query that sees key t.
 static void attention_spans(int32_t *first_key,             // (B, T)
                             int32_t *last_query,            // (B, T)
                             const int32_t *document_starts, // (B, T) the t at which a token's document begins; NULL: 0

@@ -10,8 +10,8 @@
 
 __BEGIN_DECLS
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and hidden keys, not `full`; out = dropout(P)
-// V. Writes all of out and P, which backward takes without dropout. amax: kernels/amax.cuh's, of out, or NULL.
+// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and first_key; shape.full is not read. out =
+// dropout(P) V. Overwrites all of out and of P, stored without dropout. amax: kernels/amax.cuh's, of out, or NULL.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -19,7 +19,7 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Writes all of dqkv, the gradient of unfused_forward, whose arguments these are. amax: dqkv's; NULL: not taken.
+// Writes all of dqkv, the gradient of unfused_forward, whose arguments and P these are. amax: dqkv's; NULL: not taken.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)

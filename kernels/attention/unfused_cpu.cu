@@ -219,7 +219,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slot_rows_bytes(&u);
 }
 
-// Packs `heads` heads of all tokens' rows as right operands, to x, and transposed, to `transposed`; NULL: not that one.
+// Packs `heads` heads of all tokens' rows as right operands, to x, and transposed, to `transposed`; either may be NULL.
 static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride,
                          int heads) {
 #pragma omp parallel for schedule(static)
@@ -332,7 +332,7 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u);
 }
 
-// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of a panel, over strips and heads that see it, by stored dS.
+// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of a panel, over strips and heads that see it, whose dS is read.
 ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
                                           const floatX *probabilities, const struct unfused *u, int64_t kv_head,
                                           int panel) {

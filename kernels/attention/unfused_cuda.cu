@@ -31,7 +31,7 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns of m, from (first_row, first_column), as 16 rows. All threads call, and then synchronize.
+// Loads 64 rows of 16 columns of m from (first_row, first_column), 0 outside, as 16 rows. All call, then synchronize.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -71,7 +71,7 @@ DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matri
         }
     }
 }
-// Stores scale times the tile `sums`, at (row, column) of a matrix of `rows` x `columns` whose rows are `stride` apart.
+// Stores scale times the tile `sums` at (row, column) of a matrix, only within rows x columns, its rows `stride` apart.
 DEVICE_FUNCTION void tile_store(floatX *to, int64_t stride, int row, int column, int rows, int columns,
                                 const struct tile &sums, float scale) {
     for (int i = 0; i < 4; i++)
@@ -208,8 +208,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL 
     }
 }
 
-// dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), times the softcap's derivative,
-// of 64 queries of a head; from the first to the last tile of keys that one of them sees, as nothing outside is read.
+// dS = P * (dP - delta) times the softcap's derivative, dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O),
+// of 64 queries of a head. Tiles of keys before the first or past the last that one of them sees stay unwritten.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED ? 2 : 0) // without the 2, spills
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
