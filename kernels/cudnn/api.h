@@ -220,8 +220,8 @@ static inline bool cudnn_load_part(void *shim, const char *name, char *reason, s
     return false;
 }
 // Loads the shim's parts before its first call, which aborts the process where a part is missing or damaged: here that
-// is an error like any other, false and `reason` (size bytes). NVIDIA's configuration without precompiled kernels has
-// only the first two parts (the guide of cuDNN's frontend, "cuDNN Library Configuration").
+// is an error like any other, false and `reason` (size bytes). With CUDNN_LIB_CONFIG=GRAPH_JIT_ONLY, without
+// precompiled kernels, only the first two parts (the guide of cuDNN's frontend, "cuDNN Library Configuration").
 static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
     static const char *const parts[] = {"libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9",
                                         "libcudnn_engines_precompiled.so.9", "libcudnn_heuristic.so.9"};

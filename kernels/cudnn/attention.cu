@@ -15,8 +15,8 @@
 
 // ---- the library ----
 
-// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's 256 MiB, or its variable's,
-// INFINITY for -1. A variable that is no such number ends the program.
+// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's 256 MiB, or its environment
+// variable's, INFINITY for -1. A variable that is no such number ends the program.
 static double fused_most_dp_bytes(void) {
     static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
     const char *text = getenv(variable);
@@ -119,7 +119,7 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
 }
 
 // Sets p->plan, workspace_bytes and may_differ by a configuration; false: p->builder.reason, empty before, says why
-// not. checked: reads the engine's notes: may_differ, by which a deterministic backward refuses the engine.
+// not. may_differ: where `checked`, what the engine's notes say, and a deterministic backward refuses it; else false.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;
@@ -157,8 +157,8 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
             return;
     }
 }
-// Makes the plan of p->key: forward in bf16 as one operation where that is taken, else as a graph of operations. Where
-// the library refuses, p->plan stays NULL.
+// Makes the plan of p->key, where the rest of p is zero: forward in bf16 as one operation where that is taken, else as
+// a graph of operations. Where the library refuses, p->plan stays NULL.
 static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     b->functions = &library->functions;

@@ -32,25 +32,25 @@ uint64_t fused_installed(void);
 bool fused_leads(bool own, struct device *dev);
 // Returns the compute capability, as 9.0, in `text` (size bytes), of the open or the planned GPU; neither: a constant.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
-// Whether fused computes forward of this shape; makes its plan. Each call asks: prompts and windows have other shapes.
+// Whether fused computes forward of this shape, asked at each call of attention: prompts and windows have other shapes.
+// Makes the plan unless it is there; without an open GPU goes by rules.
 bool fused_takes(struct attention_shape shape, struct device *dev);
 // The number of bytes of workspace of fused_forward, for a shape that it takes; without an open GPU an estimate.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
-// The number of bytes of workspace of fused_backward, for a shape that it takes; without an open GPU an estimate.
-// any_order: its bits may differ from run to run.
+// The number of bytes of fused_backward's workspace for a shape that it takes, by any_order; an estimate without a GPU.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
 // Returns what the plans take and whether forward gives the same bits again, in `text` (size bytes), or, without an
 // open GPU, a constant that says so. Makes the plans. any_order: of backward.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
-// out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse = ln(sum of e^s) of each row's
-// masked, scaled scores s. Ends the program where there is no plan. amax: kernels/amax.cuh's, of out, or NULL.
+// out = softmax(scale Q K^T + causal mask) V, without mask where shape.full; lse = ln(sum of e^s) of each row's masked,
+// scaled scores s. Enqueued; ends the program if cuDNN has no plan. amax: kernels/amax.cuh's, of out, or NULL.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
-// Writes to all of dqkv the gradient of fused_forward, whose shape, qkv, out and lse these are. amax: dqkv's, or NULL.
-// any_order: the bits may differ from run to run. workspace: fused_backward_workspace_bytes.
+// Writes to all of dqkv, enqueued, the gradient of fused_forward, whose shape, qkv, out and lse these are. amax:
+// dqkv's, or NULL. any_order: the bits may differ from run to run. workspace: fused_backward_workspace_bytes.
 void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -63,12 +63,12 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
                               struct device *dev);
 // Writes to `reason` (size bytes) why fused refuses FUSED_CHECK_TOKENS tokens of such heads, or how it differs there
 // from flash attention, or from itself computed again; an empty text where neither is so, no GPU is open or no flash
-// takes the shape. If it is so with forward as one operation, drops all plans, so that no graph may be recorded yet,
-// and checks forward as a graph of operations, as it is from then on. Does nothing in a build for fp32 or the CPU.
+// takes the shape. If so with forward as one operation, drops all plans, so that no graph may be recorded yet, and
+// checks forward as a graph of operations, as it is from then on. A build for fp32 or the CPU leaves `reason` as it is.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why FP8 attention refuses FUSED_CHECK_TOKENS tokens of such heads, or how it differs
-// there from flash attention of the same codes, or from itself computed again; an empty text where neither is so, no
-// GPU is open or no flash takes the shape, and in a build for fp32 or the CPU.
+// Writes to `reason` (size bytes) why FP8 attention refuses FUSED_CHECK_TOKENS tokens of such heads or, if a flash
+// takes them, how it differs there from flash attention of the same codes, or from itself computed again; an empty text
+// where neither is so, where no GPU is open, and in a build for fp32 or the CPU.
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
                          struct device *dev);
 __END_DECLS

@@ -90,7 +90,7 @@ static void fused_check_close(struct fused_check *c) {
     device_free(c->lse, c->lse_bytes);
     device_free(c->workspace, c->workspace_bytes);
 }
-// Returns a copy on the host, which the caller frees.
+// Returns a copy of `memory` on the host, which the caller frees; waits for all work enqueued before.
 static floatX *fused_check_download(const floatX *memory, size_t bytes, struct device *dev) {
     floatX *host = fused_check_floats(bytes, 0);
     device_download(host, memory, bytes, dev);
@@ -105,7 +105,7 @@ static floatX *fused_check_forward(struct fused_check *c, bool fused, struct dev
         flash_forward(c->out, c->lse, c->qkv, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->out, c->out_bytes, dev);
 }
-// Returns backward's dqkv, which the caller frees, after fused_check_forward of the same `fused`. Clears the GPU's.
+// Returns backward's dqkv, which the caller frees, after fused_check_forward of the same `fused`. Clears c->dqkv.
 static floatX *fused_check_backward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->dqkv, c->qkv_bytes, dev);
     if (fused)
@@ -115,7 +115,7 @@ static floatX *fused_check_backward(struct fused_check *c, bool fused, struct de
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
 }
 
-// Returns the relative distance of `theirs` from `ours`, (rows, row), in `width` columns from `begin` on; NaN for NaN.
+// Returns |ours - theirs| / |ours|, of two (rows, row), in the `width` columns of a row from `begin` on; NaN for NaN.
 static double fused_distance(const floatX *ours, const floatX *theirs, int64_t rows, int64_t row, int64_t begin,
                              int64_t width) {
     double apart = 0, all = 0;
@@ -191,7 +191,7 @@ static void fused_judge(char *reason, size_t size, const struct fused_check *c, 
     fused_results_free(theirs);
     fused_results_free(again);
 }
-// Writes why fused, as asked now, refuses the shape (B 1) or is wrong; empty: neither. Raises library->distance.
+// Writes why fused, with `composes` as set, refuses the shape (B 1) or is wrong; else empty. Raises library->distance.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     fused_refuses_order(reason, size, shape, order, dev);

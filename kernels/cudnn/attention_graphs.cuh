@@ -76,7 +76,7 @@ struct fused_view {
     struct cudnn_tensor tensor;
     int64_t strides[CUDNN_RANK];
 };
-// Creates a view, in `type`, of a tensor in memory, whose address the variant pack has by its id.
+// Creates a view (B, heads, T, D) or, transposed, (B, heads, D, T) of rows of `row` elements in memory, by its id.
 static struct fused_view fused_view_as(struct cudnn_builder *b, const struct fused_key *k, enum cudnn_data_type type,
                                        enum fused_tensor id, int64_t heads, int64_t row, bool transposed) {
     struct fused_view view = {{NULL, {0}}, {k->T * row, k->head_dim, row, 1}};
@@ -95,7 +95,7 @@ static struct fused_view fused_view_of(struct cudnn_builder *b, const struct fus
                                        int64_t heads, int64_t row, bool transposed) {
     return fused_view_as(b, k, CUDNN_DATA_BFLOAT16, id, heads, row, transposed);
 }
-// Creates a tensor of one fp32 number for each row of the scores.
+// Creates a tensor (B, H, T, 1) in memory, by its id, of one fp32 number for each row of the scores.
 static struct cudnn_tensor fused_rows(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id) {
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, 1};
     return cudnn_dense(b, id, CUDNN_DATA_FLOAT, dims, CUDNN_IN_MEMORY);
@@ -153,7 +153,7 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_matmul_to(b, fused_softmax(b, scores, lse, CUDNN_DATA_BFLOAT16), v, out);
 }
 
-// Builds forward as one operation, unless k->full with the causal mask as a graph within it, in an empty builder.
+// Builds forward as one operation, with the causal mask as a graph within it unless k->full, in an empty builder.
 static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
@@ -193,7 +193,7 @@ static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key
     else
         cudnn_reduce_to(b, CUDNN_REDUCE_TENSOR_ADD, cudnn_matmul(b, turned, x, CUDNN_DATA_BFLOAT16), gradient);
 }
-// Builds backward in bf16, which writes dQ, dK, dV, FUSED_ROW_SUMS and, unless k->order has none, FUSED_DQ_SUM.
+// Builds backward in bf16. It writes dQ, dK, dV, FUSED_ROW_SUMS and, unless k->order is FUSED_SUM_NONE, FUSED_DQ_SUM.
 static void fused_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;

@@ -73,7 +73,7 @@ static inline size_t fused_rounded(size_t bytes) {
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
-// The number of bytes of workspace to plan unasked: one fp32 number a row; of backward also dQ in fp32, heads' dK, dV.
+// The number of bytes of workspace to plan without cuDNN: one fp32 number a row; backward also fp32 dQ, heads' dK, dV.
 static inline size_t fused_planned_bytes(struct attention_shape s, bool backward) {
     const size_t elements = (size_t)s.B * s.num_heads * s.T * s.head_dim;
     return fused_sums_bytes(s.B, s.num_heads, s.T) +

@@ -19,7 +19,7 @@ struct fp8_cells {
 };
 static_assert(sizeof(struct fp8_cells) == FUSED_SCRATCH_ALIGNMENT, "what follows the cells is aligned");
 
-// Sets the cells that cuDNN only reads.
+// Sets the cells that cuDNN only reads: P's scale and its inverse, and 1. One thread calls.
 static __global__ void fp8_cells_kernel(struct fp8_cells *cells) {
     cells->p_scale = FP8_ATTENTION_P_SCALE;
     cells->p_inverse = 1.0f / FP8_ATTENTION_P_SCALE;

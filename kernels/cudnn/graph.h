@@ -30,7 +30,7 @@ struct cudnn_tensor {
 };
 enum cudnn_place { CUDNN_IN_MEMORY, CUDNN_BY_VALUE, CUDNN_VIRTUAL };
 
-// Whether the status is a success. If not, `reason` becomes `what`, and the library's words behind it, in one line.
+// Whether the status is a success. If not, overwrites `reason` by `what`, then the library's words, in one line.
 static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const char *what) {
     char message[128] = "";
     if (status == CUDNN_STATUS_SUCCESS)
@@ -99,7 +99,7 @@ static inline void cudnn_close(struct cudnn_builder *b) {
 
 // ---- tensors ----
 
-// Creates a tensor; strides are in elements, alignment in bytes. The descriptor is NULL where something was refused.
+// Creates and finishes a tensor; strides: elements; alignment: bytes. Its descriptor is NULL after an earlier refusal.
 static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                                   const int64_t dims[CUDNN_RANK], const int64_t strides[CUDNN_RANK],
                                                   enum cudnn_place place, int64_t alignment) {
@@ -143,7 +143,7 @@ static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t 
 
 // ---- operations: each writes a tensor that the caller describes, and computes in fp32 if it is not said ----
 
-// Finishes an operation and appends it to the builder's, CUDNN_MAX_OPERATIONS at most; what: its name in a refusal.
+// Finishes `operation`, `what` in a refusal, and appends it unless something was refused; asserts that there is room.
 static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descriptor *operation, const char *what) {
     cudnn_finish(b, operation, what);
     if (*b->reason)
@@ -180,7 +180,7 @@ struct cudnn_function {
     enum cudnn_data_type computes;
     int64_t axis; // of GEN_INDEX
 };
-// y = f(x), f(x, with) or where ? x : with, elementwise; NULL: f has no such operand. Dimensions of 1 in `with` repeat.
+// Appends y = f(x), f(x, with) or where ? x : with; NULL: no such operand. Dimensions of 1 in `with` repeat.
 static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_function f, struct cudnn_tensor x,
                                       const struct cudnn_tensor *with, const struct cudnn_tensor *where,
                                       struct cudnn_tensor y) {
@@ -212,7 +212,7 @@ static inline struct cudnn_tensor cudnn_pointwise(struct cudnn_builder *b, enum 
     return y;
 }
 
-// Reduces the dimensions in which y is 1 and x is not; where y has fewer heads, each reduces a group of x's heads.
+// Appends y = x, reduced in dimensions where y is 1 and x is not; where y has fewer heads, each reduces a group of x's.
 static inline void cudnn_reduce_to(struct cudnn_builder *b, enum cudnn_reduction reduction, struct cudnn_tensor x,
                                    struct cudnn_tensor y) {
     struct cudnn_descriptor *function = cudnn_make(b, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
@@ -248,7 +248,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     return y;
 }
 
-// Returns a graph, to be put in an operation, of the builder's operations from number `before` on, which it removes.
+// Takes away the builder's operations from number `before` on; returns a graph of them, to be set within an operation.
 static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
@@ -303,7 +303,7 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
     cudnn_finish(b, configuration, "the engine's configuration");
     return configuration;
 }
-// Asks the heuristics for configurations of a graph, best first; returns how many came, 0 where b->reason says why not.
+// Asks the heuristics for configurations of a graph, best first; returns how many came, 0 too where b->reason says why.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                   struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
