@@ -32,10 +32,10 @@ struct flash_arguments {
 
 static constexpr bool FP32 = sizeof(floatX) == 4;
 
-// Returns threadIdx.x, with HIDDEN in fp32 only of blocks of up to 256 threads. What a thread computes from it for a
-// tile is cheap, but kept from tile to tile takes registers that accumulators need: where HIDDEN, the compiler computes
-// it again. Which uses are hidden, and how far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to
-// spill nothing in plain causal forward kernels, and least in others, on sm_80 and sm_90a; else up to 120 bytes.
+// Returns threadIdx.x, with HIDDEN in fp32 of at most 256 threads. What a thread computes from it for a tile is cheap,
+// but kept from tile to tile takes registers that accumulators need: where HIDDEN, the compiler computes it again.
+// Which uses are hidden, and how far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill
+// nothing in any plain causal forward kernel, and least in others, on sm_80 and sm_90a; else it spills up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
@@ -61,7 +61,7 @@ template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_argu
 template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
 template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
 
-// Returns the size of a head: a constant where the tile has no columns past it.
+// Returns the elements of a head's row: a constant where the tile has no columns past them.
 template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments &a) {
     return plan::PADDED ? a.head_dim : plan::D;
 }

@@ -180,7 +180,7 @@ template <int STAGES> struct sm90_pipeline {
         }
     }
 };
-// Says by one arrival at `empty` that this warp has read a buffer. All lanes call, after __syncwarp if lanes have read.
+// Says by an arrival at `empty` that the warp has read a buffer. All lanes call, after __syncwarp unless wgmma read it.
 DEVICE_FUNCTION void sm90_release(uint32_t empty) {
     if (elect_one())
         mbarrier_arrive(empty);

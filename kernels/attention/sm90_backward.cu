@@ -249,7 +249,7 @@ template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /
     for (int n = 0; FIRST && n < N / 8; n++)
         sm90_load_pair(pairs + 2 * n, from + (uint32_t)(32 * n));
 }
-// Gets the lse or delta of block n of 8 columns: from `pairs` with FIRST, else from shared memory.
+// Gets the thread's pair of lse or delta of block n of 8 columns: from `pairs` with FIRST, else from shared memory.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t from, int n) {
     if (FIRST) {

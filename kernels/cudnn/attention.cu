@@ -268,7 +268,7 @@ bool fused_takes(struct attention_shape shape, struct device *dev) {
 
 // The number of bytes of one fp32 number a row: the workspace's first part, before dQ's sum and cuDNN's own part.
 static size_t fused_rows_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
-// The number of bytes of dQ's sum; 0 where none is in memory.
+// The number of bytes of dQ's fp32 sum in memory; 0 for forward, and for FUSED_SUM_NONE, which has none.
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
     const bool sums = k->backward && k->order != FUSED_SUM_NONE;
     return sums ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
@@ -324,7 +324,7 @@ struct fused_call fused_call_of(const struct fused_library *library, float scale
     call.one = 1;
     return call;
 }
-// Returns fused_call_of, with the addresses of Q, K and V.
+// Returns fused_call_of's numbers with the addresses of Q, K and V in qkv.
 static struct fused_call fused_call_with(const struct fused_library *library, struct attention_shape shape,
                                          const floatX *qkv) {
     struct fused_call call = fused_call_of(library, shape.scale);

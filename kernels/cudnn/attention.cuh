@@ -44,7 +44,7 @@ size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_ord
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
 // out = softmax(scale Q K^T + causal mask) V, without mask where shape.full; lse = ln(sum of e^s) of each row's masked,
-// scaled scores s. Enqueued; ends the program if cuDNN has no plan. amax: kernels/amax.cuh's, of out, or NULL.
+// scaled scores s. Enqueued; ends the program if cuDNN refuses a plan. amax: kernels/amax.cuh's, of out, or NULL.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)

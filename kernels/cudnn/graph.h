@@ -75,12 +75,12 @@ static inline void cudnn_set_bool(struct cudnn_builder *b, struct cudnn_descript
                                   bool value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BOOLEAN, 1, &value);
 }
-// Sets an attribute of one data type.
+// Sets an attribute whose value is one data type, as cudnn_set does.
 static inline void cudnn_set_type(struct cudnn_builder *b, struct cudnn_descriptor *d, enum cudnn_attribute_name name,
                                   enum cudnn_data_type value) {
     cudnn_set(b, d, name, CUDNN_TYPE_DATA_TYPE, 1, &value);
 }
-// Sets an attribute of one descriptor.
+// Sets an attribute whose value is one descriptor, as cudnn_set does.
 static inline void cudnn_set_descriptor(struct cudnn_builder *b, struct cudnn_descriptor *d,
                                         enum cudnn_attribute_name name, struct cudnn_descriptor *value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
@@ -125,7 +125,7 @@ static inline struct cudnn_tensor cudnn_dense(struct cudnn_builder *b, int64_t i
     const int64_t strides[CUDNN_RANK] = {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
     return cudnn_tensor_of(b, id, type, dims, strides, place, CUDNN_ALIGNMENT);
 }
-// Creates a virtual tensor without gaps, with an id of its own.
+// Creates a virtual tensor, which is never in memory, without gaps and with an id of its own.
 static inline struct cudnn_tensor cudnn_virtual(struct cudnn_builder *b, enum cudnn_data_type type,
                                                 const int64_t dims[CUDNN_RANK]) {
     return cudnn_dense(b, CUDNN_VIRTUAL_IDS + b->made_count, type, dims, CUDNN_VIRTUAL);
