@@ -27,7 +27,7 @@ DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from)
 #endif
     return result;
 }
-// Rounds a pack's elements as to_floatX does, by the instruction for two elements.
+// Rounds PACK floats to a pack of floatX, as to_floatX does: in bf16 two by one instruction, in fp32 unchanged.
 DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &from) {
     struct packed result;
 #ifdef PRECISION_BF16
@@ -63,7 +63,7 @@ DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) 
         *(uint4 *)(to + i) = words;
     }
 }
-// Returns the first `count` floats, PACK at most, the others 0, at any alignment.
+// Loads the first min(count, PACK) floats, at any alignment; the others are 0. count: what is left of an array.
 DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return floats_load(from);
@@ -73,7 +73,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t
         result.x[i] = i < count ? from[i] : 0.0f;
     return result;
 }
-// Stores the first `count` floats, PACK at most, at any alignment.
+// Stores the first min(count, PACK) floats, at any alignment. count: what is left of an array.
 DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &value, int64_t count) {
     if (count >= PACK && packed_aligned(to)) {
         floats_store(to, value);
@@ -102,7 +102,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t 
     return result;
 }
 
-// x[i] = dropout_scale(d, element + i): one evaluation of Philox for every four, one more where `element` % 4 is not 0.
+// x[i] = dropout_scale(d, element + i), i < PACK: one evaluation of Philox for four, one more unless element % 4 is 0.
 DEVICE_FUNCTION struct packed_floats dropout_scales_packed(const struct dropout &d, uint64_t element) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint32_t step = (uint32_t)dropout_step(d), skip = (uint32_t)element % 4;

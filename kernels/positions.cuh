@@ -13,7 +13,7 @@ HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
 struct token_positions {
     const int32_t *starts, *document_starts;
 };
-// Returns the position of row `row` < 2^32 of (B, T) tokens, in its document where positions are reset.
+// Returns the position of row `row` < 2^32 of (B, T) tokens: in its document, where document_starts is given.
 HOST_DEVICE int64_t token_position(struct token_positions positions, int64_t row, int T) {
     const int64_t position = position_of(positions.starts, row, T);
     return positions.document_starts ? position - positions.document_starts[row] : position;

@@ -23,7 +23,7 @@ struct word_x4 {
     uint32_t x[4];
 };
 
-// Returns x, which the compiler can't know to be the same as last time: what depends on it is not kept in registers.
+// Returns x, as a value that the compiler can't know: what depends on it is computed again at each call, not kept.
 PTX_FUNCTION int hide_value(int x) {
 #if defined(__CUDACC__)
     asm volatile("" : "+r"(x));
@@ -31,7 +31,7 @@ PTX_FUNCTION int hide_value(int x) {
     return x;
 }
 
-// Returns the lower 32 bits of all blocks' clock, in nanoseconds. The emulator's advances by 10 us at each call.
+// Returns the lower 32 bits of all blocks' clock, in ns: 0 again after 4.3 s. The emulator's gains 10 us at each call.
 PTX_FUNCTION uint32_t global_timer(void) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -43,7 +43,7 @@ PTX_FUNCTION uint32_t global_timer(void) {
     return result;
 }
 
-// Returns the address of the block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
+// Returns the shared-memory address of the block's dynamic shared memory: a multiple of 1024, as swizzles need.
 PTX_FUNCTION uint32_t shared_memory(void) {
 #if defined(__CUDACC__)
     extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
@@ -82,7 +82,7 @@ PTX_FUNCTION void cp_async_commit(void) {
     emu_commit_async();
 #endif
 }
-// Waits until at most PENDING of this thread's groups are in flight; the other threads see the data after a barrier.
+// Waits for all but this thread's latest PENDING groups, whose data other threads see after a barrier that follows.
 template <int PENDING> PTX_FUNCTION void cp_async_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -216,8 +216,8 @@ PTX_FUNCTION uint64_t load_shared_long(uint32_t from) {
     return result;
 }
 
-// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address, a multiple of 16, of row r of matrix j;
-// word j of the result holds elements (g, 2t) and (g, 2t + 1) of matrix j. All lanes of the warp call.
+// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address, a multiple of 16, of row r of matrix j.
+// All lanes call; word j of the result is elements (g, 2t) and (g, 2t + 1) of matrix j, g = lane / 4, t = lane % 4.
 PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -232,7 +232,7 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
 #endif
     return result;
 }
-// Loads as ldmatrix_x4, but transposed: word j of the result holds elements (2t, g) and (2t + 1, g) of matrix j.
+// Loads as ldmatrix_x4 does, but transposed: word j of the result holds elements (2t, g) and (2t + 1, g) of matrix j.
 PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -257,8 +257,8 @@ struct mma_fragments {
     uint32_t a[4], b[2];
     float c[4];
 };
-// Computes mma_m16n8k16 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds. Sums of four rows
-// stay in registers: most of what the emulator computes is here.
+// Adds A . B to c in fragments (32), a struct mma_fragments of each lane, as mma_m16n8k16 does. Sums of four rows stay
+// in registers: most of what the emulator computes is here.
 static inline void mma_model(void *fragments) {
     typedef float four __attribute__((vector_size(16)));
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
@@ -299,7 +299,7 @@ static inline void mma_model(void *fragments) {
 #endif
 // c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes call. 2t..: 2t, a word's lower half, and 2t + 1.
 // a: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g);
-// c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). g = lane / 4, t = lane % 4.
 PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
 #if defined(__CUDACC__)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -315,16 +315,16 @@ PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uin
 }
 
 #ifdef CUDA_EMULATED
-// Returns the TF32 number that a tensor core makes of a float: without its 13 lowest bits.
+// Returns the TF32 number that a tensor core makes of a float, given by its bits: its 13 lowest bits become 0.
 static inline float mma_tf32(uint32_t bits) {
     float value;
     bits &= 0xffffe000u;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-// Computes mma_m16n8k8 of a whole warp. fragments: (32) struct mma_fragments, to whose c it adds. A sum of c and the
-// eight products, which a double holds all but exactly, is truncated to fp32's 24 bits, as tensor cores do (Fasi et al.
-// 2021, "Numerical behavior of NVIDIA tensor cores").
+// Adds A . B to c in fragments (32), a struct mma_fragments of each lane, as mma_m16n8k8 does. A sum of c and the eight
+// products, which a double holds all but exactly, is truncated to fp32's 24 bits, as tensor cores do (Fasi et al. 2021,
+// "Numerical behavior of NVIDIA tensor cores").
 static inline void mma_tf32_model(void *fragments) {
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
     float a[16][8], b[8][8];
@@ -353,8 +353,8 @@ static inline void mma_tf32_model(void *fragments) {
     }
 }
 #endif
-// c (16 x 8, fp32) += a (16 x 8, TF32) . b (8 x 8, TF32). TF32 is a float whose 13 lowest bits are not read. All
-// lanes call. a: words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g); c: as mma_m16n8k16's.
+// c (16 x 8, fp32) += a (16 x 8, TF32) . b (8 x 8, TF32). TF32: a float whose 13 lowest bits are not read. All lanes
+// call. a: words (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g); c, g, t: as mma_m16n8k16's.
 PTX_FUNCTION void mma_m16n8k8(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
 #if defined(__CUDACC__)
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -370,7 +370,7 @@ PTX_FUNCTION void mma_m16n8k8(float c[4], const uint32_t a[4], uint32_t b0, uint
 #endif
 }
 
-// Packs two floats, rounded to bf16, in one word, `low` in the lower half.
+// Packs two floats, rounded to the nearest bf16, in one word, `low` in the lower half.
 PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #if defined(__CUDACC__)
     uint32_t result;
@@ -390,7 +390,7 @@ PTX_FUNCTION float add_rounded(float x, float y) {
 #endif
 }
 
-// Packs four floats as FP8 codes in one word, the first in the lowest byte, with fp8_encode's bits, also below 8.9.
+// Packs four floats as FP8 codes, x[0] in the lowest byte: fp8_encode's codes, with or without the GPU's instruction.
 PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t low, high;

@@ -57,7 +57,7 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
-// Sets up a barrier, by one thread; mbarrier_init_fence follows. A phase completes after `arrivals` and expected bytes.
+// Sets up a barrier, by one thread; mbarrier_init_fence follows. A phase takes `arrivals` arrivals and expected bytes.
 PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -73,7 +73,7 @@ PTX_FUNCTION void mbarrier_init_fence(void) {
     emu_mbarrier_init_fence();
 #endif
 }
-// Counts as an arrival. Whoever then waits for the phase sees what this thread wrote before.
+// Counts one arrival in the current phase. Whoever then waits for the phase sees what this thread wrote before.
 PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -81,7 +81,7 @@ PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
     emu_mbarrier_arrive(barrier, 0);
 #endif
 }
-// Counts as an arrival, and lets the phase complete only when `bytes` more bytes have landed.
+// Counts one arrival in the current phase, and lets it complete only when `bytes` more bytes have landed.
 PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -91,7 +91,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Does mbarrier_wait, here a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: wait_place of the call.
+// Does mbarrier_wait, a macro in this build; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
@@ -121,7 +121,7 @@ PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // --- TMA and bulk copies: by one thread ---------------------------------------------------------------------------
 
-// Brings the map to the cache that TMA reads it from, ahead of the first copy. It is a hint.
+// Brings the map to the cache that TMA reads it from, ahead of the first copy; one thread calls. It is a hint.
 PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #if defined(__CUDACC__)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -158,8 +158,8 @@ PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Begins to copy a box of the tensor, from (c0, c1, c2, c3) on, innermost first, none below 0, to shared memory at a
-// multiple of 128. Elements past the tensor's ends become 0. The barrier must expect the bytes of the whole box.
+// Begins to copy the map's box at elements (c0, c1, c2, c3), innermost first, none below 0, to shared memory at a
+// multiple of 128; 0 past the tensor's ends. One thread calls; the barrier must expect the whole box's bytes.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
 #if defined(__CUDACC__)
@@ -193,7 +193,7 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy `bytes` to shared memory, which the barrier must expect; `bytes` and addresses: multiples of 16.
+// Begins to copy `bytes`, which the barrier must expect, by one thread. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -214,8 +214,8 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
-// Begins to copy `bytes` from shared to global memory, after async_proxy_fence and a barrier, in the bulk group that
-// bulk_commit closes. `bytes` and the addresses are multiples of 16.
+// Begins to copy `bytes` from shared to global memory, in the bulk group that bulk_commit closes. One thread calls,
+// after async_proxy_fence by all writers and a barrier. `bytes` and the addresses are multiples of 16.
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
@@ -266,7 +266,7 @@ PTX_FUNCTION void bulk_commit(void) {
     emu_bulk_commit();
 #endif
 }
-// Waits until at most PENDING of this thread's bulk groups still read shared memory.
+// Waits until all but the latest PENDING of this thread's bulk groups have read shared memory, which is free to write.
 template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
@@ -274,7 +274,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
     emu_bulk_wait(PENDING, true);
 #endif
 }
-// Waits until at most PENDING of this thread's bulk groups are in flight; the thread sees what the other groups wrote.
+// Waits for all but the latest PENDING of this thread's bulk groups; the thread sees what they wrote.
 template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -323,7 +323,7 @@ PTX_FUNCTION void wgmma_commit(void) {
     emu_wgmma_commit();
 #endif
 }
-// Waits until at most PENDING of the warpgroup's groups are in flight.
+// Waits for all but the latest PENDING groups of wgmmas that wgmma_commit closed. All threads of the warpgroup call.
 template <int PENDING> PTX_FUNCTION void wgmma_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -421,9 +421,9 @@ WGMMA_SIZE(256, WGMMA_TENS_12 ", " WGMMA_LAST_8(12), WGMMA_ALL(WGMMA_F64(0), WGM
            133, 134)
 #endif
 
-// acc (64 x N, fp32) = or += A (64 x 16) . B (16 x N), both in shared memory (a, b: matrix_descriptor); N a multiple of
-// 16 up to 256. Thread 32 w + 4 g + t of the warpgroup has element (16 w + g + 8 (i / 2 % 2), 8 (i / 4) + 2 t + i % 2)
-// in acc[i]. An operand is K-major (rows of A and columns of B are contiguous along k), or where TRANSPOSED MN-major.
+// Begins acc (64 x N, fp32) = A (64 x 16) . B (16 x N), or += where `accumulate`; wgmma_commit and wgmma_wait follow.
+// a, b: matrix_descriptor of bf16. Thread 32 w + 4 g + t of the warpgroup has element (16 w + g + 8 (i / 2 % 2), 8 (i /
+// 4) + 2 t + i % 2) in acc[i]. An operand is K-major (contiguous along k) or, where TRANSPOSED, MN-major.
 template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -434,7 +434,7 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// acc = or += A . B, as wgmma_shared, A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..).
+// Begins wgmma_shared's product, A in registers: a is words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..).
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -448,7 +448,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 
 // --- Warp specialization ------------------------------------------------------------------------------------------
 
-// Raises each thread's registers to REGISTERS, once the block has enough left. All warps of a warpgroup call.
+// Waits until the block has enough left, then raises each thread's registers to REGISTERS. A whole warpgroup calls.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -474,7 +474,7 @@ PTX_FUNCTION void named_barrier_sync(int barrier, int threads) {
     emu_named_barrier(barrier, threads, true);
 #endif
 }
-// Counts the warp as arrived at a barrier at which others call named_barrier_sync, and does not wait.
+// Counts the warp as arrived where others call named_barrier_sync, with the same barrier and threads; does not wait.
 PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
 #if defined(__CUDACC__)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -482,7 +482,7 @@ PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
     emu_named_barrier(barrier, threads, false);
 #endif
 }
-// Whether this lane is the one that the warp elects; all lanes call.
+// Whether this lane is the warp's elected lane, the same at each call; all lanes call.
 PTX_FUNCTION bool elect_one(void) {
 #if defined(__CUDACC__)
     uint32_t elected;
@@ -498,7 +498,7 @@ PTX_FUNCTION bool elect_one(void) {
 }
 
 // Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address, a multiple of 16, of row r of
-// matrix j, word j holds elements (g, 2t) and (g, 2t + 1) of matrix j. All lanes of the warp call.
+// matrix j, word j holds elements (g, 2t) and (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -544,7 +544,7 @@ PTX_FUNCTION int load_acquire(const int *at) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Does wait_acquire, here a macro; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: wait_place of the call.
+// Does wait_acquire, a macro in this build; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
                           "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),
@@ -552,7 +552,7 @@ template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value)
                  : "memory");
 }
 #else
-// Waits until load_acquire(at) returns `value`.
+// Waits, without limit, until load_acquire(at) returns `value`.
 PTX_FUNCTION void wait_acquire(const int *at, int value) {
     while (load_acquire(at) != value)
         continue;

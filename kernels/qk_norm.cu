@@ -37,7 +37,7 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
-// Stores as row_store does; with PACKS of 1 to 7 in one instruction, for whose operands 8 packs leave no registers.
+// Stores as row_store does; with PACKS of 1 to 7 by packed_store_unsplit, for which 8 packs leave too few registers.
 template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0 && PACKS < 8)
         packed_store_unsplit(row + c, value);
@@ -75,7 +75,7 @@ DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
     memcpy(x, &words, 4 * sizeof *x);
 }
 
-// Rotates the row at x (C, heads of D), stored by the block before its last barrier, by angles (D). All threads call.
+// Rotates row x (C, heads of D) in place by angles (D), after the block's stores to x and a barrier. All threads call.
 DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int D) {
     const int half = D / 2;
     for (int pair = threadIdx.x; pair < C / 2; pair += NORM_THREADS) {
@@ -192,8 +192,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// Does backward for `tokens` tokens' q or k rows, `count` each, of C elements: d becomes dx, sums (C) their dweight.
-// d, x and rstd: at the first row, strided by whole tokens. All threads call; turn: 0, or as the last call left it.
+// Does backward for `tokens` tokens' q or k rows, `count` each, of C elements: d becomes dx, sums (C) = their dweight.
+// d, x, rstd: at the first row, strided by whole tokens. All threads call; turn: 0, or as the last call left it.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -253,8 +253,8 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
         row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
 }
 
-// Does qk_norm_backward except for adding up the runs: sums (blocks, q_width + k_width) get dwq and dwk of each block's
-// run. Where a row takes a warp or less, two blocks run at a time: the compiler, left to itself, spills to fit three.
+// Does qk_norm_backward except for adding up the runs: sums (blocks, q_width + k_width) = dwq, dwk of each block's run.
+// Where a row takes a warp or less, two blocks run at a time: the compiler, left to itself, spills to fit three.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,
@@ -293,7 +293,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
 
 #else
 
-// Normalizes `rows` <= NORM_ROWS rows of C elements together, as in norm_cpu.cuh. rstd: (rows); NULL: not written.
+// Normalizes x (rows, C), rows <= NORM_ROWS, to out, all rows at a time. rstd: (rows); NULL: not written.
 ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const floatX *weight, int C,
                                 struct qk_norm_shape shape, const int rows) {
     const vec offset = vec_set(norm_weight_offset(shape.one_plus));
@@ -315,7 +315,7 @@ ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const
         EACH_ROW row_vec_store(out + (int64_t)r * C, row_vec_load(x + (int64_t)r * C, c, C) * row_rstd[r] * w, c, C);
     }
 }
-// Normalizes a token's q or k rows, x (rows, C), as many at a time as NORM_ROWS. rstd: (rows); NULL: not written.
+// Normalizes a token's q or k rows, x (rows, C), to out, NORM_ROWS at a time. rstd: (rows); NULL: not written.
 ALWAYS_INLINE void qk_norm_rows(floatX *out, float *rstd, const floatX *x, const floatX *weight, int rows, int C,
                                 struct qk_norm_shape shape) {
     int r = 0;
@@ -383,7 +383,7 @@ ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const fl
         float_store(dweight_sum + c, dw);
     }
 }
-// Does backward for a token's q or k rows, of which d (rows, C) becomes dx, as qk_norm_backward_some does for a few.
+// Does backward for a token's q or k rows: d (rows, C) becomes dx, dweight_sum += dout * y, by qk_norm_backward_some.
 ALWAYS_INLINE void qk_norm_backward_rows(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
                                          const float *rstd, int rows, int C, bool one_plus, int64_t ahead) {
     int r = 0;

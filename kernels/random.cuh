@@ -30,10 +30,10 @@ struct dropout {
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
 __BEGIN_DECLS
-// *micro_step = value, in the device's memory, after all work enqueued so far
+// Enqueues *micro_step = value, in the device's memory: what is enqueued later reads the new value.
 void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
 
-// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) if kept. The host reads any d.micro_step.
+// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) if kept. On the host; reads d.micro_step.
 void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
 
 // Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on an element's
@@ -95,7 +95,7 @@ enum { PHILOX_LANES = 32, PHILOX_CHUNK = 4 * PHILOX_LANES };
 // reads. The vectors of a chunk go through the rounds together, as a round is a chain of five operations.
 enum { PHILOX_VECTORS = PHILOX_LANES / 8, XOR3 = 0x96 }; // XOR3: a ^ b ^ c as a table of its 8 cases
 #define EACH_PHILOX _Pragma("GCC unroll 4") for (int i = 0; i < PHILOX_VECTORS; i++)
-// Writes the words (PHILOX_CHUNK) of PHILOX_LANES blocks, from `block` on. key: k0 in its lower half, k1 in its upper.
+// Writes the words (PHILOX_CHUNK) of PHILOX_LANES blocks, from `block` on, four a block in order. key: k0 + 2^32 k1.
 static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counter2, uint32_t counter3, uint64_t key) {
     const __m512i multiplier0 = _mm512_set1_epi64(0xd2511f53), multiplier1 = _mm512_set1_epi64(0xcd9e8d57);
     const __m512i eight = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
@@ -160,7 +160,7 @@ static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at
     philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
 }
 
-// Returns the number in [0, 1) that a random word stands for, in steps of 2^-24, each exact in fp32.
+// Returns a random word's upper 24 bits as a number in [0, 1), in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
 // Returns the counter's fourth word of a stream: the highest bit, and the upper half of the stream's number.

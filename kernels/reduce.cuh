@@ -5,14 +5,14 @@
 
 #ifdef TARGET_CUDA
 
-// Returns the sum over each `lanes` neighboring lanes, a power of 2 up to 32. All lanes of the warp call. In every step
-// both partners add the same two numbers, so that they agree to the bit.
+// Returns the sum over each `lanes` neighboring lanes, a power of 2 up to 32, in each of them. All lanes of the warp
+// call. In every step both partners add the same two numbers, so that they agree to the bit.
 DEVICE_FUNCTION float lanes_sum(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
-// Returns the maximum over each `lanes` neighboring lanes, a power of 2 up to 32; NaNs are ignored. All lanes call.
+// Returns the maximum over each `lanes` neighboring lanes, as lanes_sum does; NaNs are ignored. All lanes call.
 DEVICE_FUNCTION float lanes_max(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));

@@ -7,7 +7,7 @@
 #include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
 
-// (a, b) <- (a cos - b sin, b cos + a sin) in q and k heads; direction, 1 or -1, times sin. amax: of qkv; NULL: none.
+// Rotates q's and k's heads in place; direction 1; -1: by negative angles. amax (1): merged with qkv's; NULL: none.
 static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
                             int Hkv, int D, float direction, uint32_t *amax, struct device *dev);
 

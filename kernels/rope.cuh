@@ -11,8 +11,8 @@ void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv
                   const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
-// Turns the gradient of rope_forward's result into the gradient of its input, in place: the rotation's transpose is the
-// rotation by the negative angle. amax (1): kernels/amax.cuh's, of dqkv as stored, v's too; NULL: not taken.
+// Turns the gradient of rope_forward's result into the gradient of its input, in place: rotates by the negative angles.
+// amax (1), merged as in kernels/amax.cuh: of all of dqkv as stored, v's part too; NULL: not taken.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,
@@ -33,7 +33,7 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 }
 #else
 __BEGIN_DECLS
-// Rotates the first `heads` heads of a token; direction 1; -1: the transpose. Not inlined, for the same bits anywhere.
+// Rotates a token's first `heads` heads in place; direction 1; -1: by negative angles. Not inlined, for the same bits.
 void rope_rotate(floatX *token,          // (heads * D, and more)
                  const float *table_row, // (D): D/2 cosines, D/2 sines
                  int heads, int D, float direction);

@@ -37,7 +37,7 @@ struct rope_settings {
 
 static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
-// Returns the angle between neighboring positions of pair i < D/2; 0 for a pair that is not rotated.
+// Returns the angle, in radians, between neighboring positions of pair i < D/2; 0 for a pair that is not rotated.
 static inline double rope_frequency(const struct rope_settings *settings, int i);
 // Returns what rotated pairs are multiplied by; 1 unless scaled by YaRN or LongRoPE.
 static inline double rope_amplitude(const struct rope_settings *settings);
@@ -109,7 +109,7 @@ static inline double rope_frequency(const struct rope_settings *s, int i) {
 static inline double rope_yarn_mscale(double mscale, double factor) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
-// Returns attention_factor, or where it is 0 YaRN's amplitude: mscale's / mscale_all_dim's if neither is 0, else 1's.
+// Returns attention_factor; where 0, by M = rope_yarn_mscale: M(mscale) / M(mscale_all_dim), or M(1) if either is 0.
 static inline double rope_yarn_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)

@@ -85,13 +85,13 @@ HOST_DEVICE uint32_t code_larger_bits(uint32_t largest, float x) {
     const uint32_t bits = float_bits(x) & 0x7fffffffu;
     return bits > largest ? bits : largest;
 }
-// Returns the scale of a block. largest: its largest magnitude's bits. Infinity and NaN become FLT_MAX, so that no code
-// decodes to NaN; less than 2^-100 becomes 0, so that every code of another block decodes to a normal number.
+// Returns the scale of a block: its largest magnitude, given by its bits. Infinity and NaN become FLT_MAX, so that no
+// code decodes to NaN; less than 2^-100 becomes 0, so that every code of another block decodes to a normal number.
 HOST_DEVICE float code_scale(uint32_t largest) {
     const float scale = float_from_bits(largest < 0x7f7fffffu ? largest : 0x7f7fffffu);
     return scale < 0x1p-100f ? 0 : scale;
 }
-// Returns the scale of a block of roots: the root of code_scale. largest: the bits of the largest second moment.
+// Returns the scale of a block of roots, the square root of code_scale. largest: the bits of the largest second moment.
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
@@ -128,7 +128,7 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x a second moment; 0 only where x is 0 or NaN. inverse: code_inverse of the scale.
+// Returns the code of x's root, x >= 0 a second moment; 0 only where x is 0 or NaN. inverse: code_inverse of the scale.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

@@ -39,7 +39,7 @@ HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) { // of whol
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
-// Returns the parameter that a master weight is rounded to: its upper 16 bits, rounded to nearest, ties away from zero.
+// Returns a master weight's parameter: its upper 16 bits, to nearest, ties away from zero; a NaN may become a number.
 HOST_DEVICE bf16 split_high(float master) {
     uint32_t bits;
     bf16 high;
@@ -74,7 +74,7 @@ HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
     return exact;
 #endif
 }
-// Returns the master weight of a parameter: in fp32 itself, in bf16 with the lower half that is stored beside it.
+// Returns the master weight of a parameter: in fp32 `rounded`, in bf16 joined with its lower half, `low`, as stored.
 HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 #ifdef PRECISION_BF16
     return split_join(rounded, low);

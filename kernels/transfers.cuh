@@ -23,24 +23,25 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// Opens `t`, for transfers_close. bus_gbps: 1e9 bytes a second each way that the cpu target imitates; 0: no bus.
+// Opens `t`, whatever it holds. bus_gbps: 1e9 bytes a second each way that the cpu target imitates; 0: no bus.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
 // Waits for the transfers in flight, then closes `t`; does nothing where `t` is zeroed.
 static void transfers_close(struct transfers *t, struct device *dev);
-// Begins a copy from or to pinned host memory, after work enqueued so far. Returns a ticket for transfer_wait, never 0.
+// Begins a copy from or to pinned host memory, after work enqueued so far; not within an op (work_segments.cuh).
+// Returns a ticket, never 0: until its transfer_wait nobody else may write the copy's operands, nor read its result.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
 // Makes all work that is enqueued on the device from here on wait until the transfer is done; on the cpu target waits.
 // Ticket 0: does nothing. Aborts unless transfer and wait are in the same recording of a graph, or neither is in any.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Returns the seconds that the device waited for transfers, in waits that are over and in no graph; on the cpu target 0
-// without a bus rate. Not to call while a graph is recorded.
+// Returns the seconds, since transfers_open, that the device waited for transfers, in waits that are over and in no
+// graph; on the cpu target 0 without a bus rate. Not to call while a graph is recorded.
 static double transfers_waited_s(struct transfers *t);
 // Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
 // after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// Puts off the cpu target's copies of this direction until a wait for that transfer or a later one, or until the next
-// TRANSFER_EVENTS begin: a missing wait shows. (Use during a copy shows in the usual order.) Emulator: EMU_STREAMS.
+// Puts off the cpu target's copies of this direction, each until a wait for it or a later one, or until TRANSFER_EVENTS
+// later ones begin: a missing wait shows. (Use during a copy shows in the usual order.) Emulator: EMU_STREAMS.
 static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction);
 
 // A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
@@ -134,8 +135,7 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event, or for a later transfer's of the same stream that took its place. An event of a
-// recording orders nothing outside, and no event outside can be waited for at each launch: so either aborts.
+// Waits for the transfer's event, or a later transfer's in its place. Aborts across recordings: there no event orders.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -176,7 +176,7 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
     }
     cuda_check(cudaEventDestroy(begin));
 }
-// Returns the event that a stream other than the device's waits for before it reads what the transfer wrote.
+// Returns the event that another stream than the device's waits for before it reads what a transfer, ticket > 0, wrote.
 static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
     return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
 }

@@ -48,7 +48,7 @@ HOST_DEVICE float vector_expf(float x) {
     return x < -87.0f ? 0.0f : not_above;
 }
 
-// ln x = n ln 2 + ln(1 + f), sqrt(1/2) <= 1 + f < sqrt(2). At most 0.9 ulp; ln 0 = -infinity, ln of a negative = NaN.
+// ln x = n ln 2 + ln(1 + f), sqrt(1/2) <= 1 + f < sqrt(2). At most 0.9 ulp; 0: -infinity; < 0: NaN; infinity, NaN stay.
 HOST_DEVICE float vector_logf(float x) {
     const int denormal = x < 0x1p-126f;
     const uint32_t bits = float_bits(denormal ? x * 0x1p23f : x);

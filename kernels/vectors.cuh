@@ -133,7 +133,7 @@ static inline vec vec_tanh(vec x) {
     return vec_min(vec_set(1.0f), vec_max(vec_set(-1.0f), x * p / q));
 }
 
-// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half is left over. A quiet NaN
+// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half holds leftovers. A quiet NaN
 // stays one unless the top 8 bits of its fraction are all ones, which arithmetic makes of no bf16.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;

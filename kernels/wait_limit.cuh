@@ -91,7 +91,7 @@ static cudaError_t wait_limit_open(void) {
     }();
     return status;
 }
-// Returns what an error's message adds about the thread that has waited too long; "" where none has.
+// Returns static text for the end of an error's message: which thread has waited too long; "" where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();

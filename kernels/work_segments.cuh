@@ -22,13 +22,13 @@
 // A zeroed struct has recorded nothing. The caller frees it with segments_free.
 struct work_segments;
 
-// Begins to record `segments` or, once recorded, to enqueue them. *segments must stay where it is until segments_end.
+// Begins to record or, once recorded, enqueue `segments`, which must not move until segments_end. Cpu target: nothing.
 static void segments_begin(struct work_segments *segments, struct device *dev);
 // Ends what segments_begin began: cuts the last segment (segments_cut), and from then on all are recorded. Aborts where
 // there are fewer segments than were recorded. Does nothing where CUDA refused to begin a recording on the way.
 static void segments_end(struct device *dev);
-// Whether the caller is to run the next op, and then to call segments_op_end. Always true where no segments were begun,
-// within an op, and from the op on at which CUDA does not begin to record.
+// Whether the caller is to run the next op, and then to call segments_op_end. Always true on the cpu target, where no
+// segments were begun, within an op, and from the op on at which CUDA does not begin to record.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
 // Ends a segment: enqueues its graph. Called before anything but an op is enqueued. Does nothing without ops and where
@@ -80,7 +80,7 @@ static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, a new one while segments are recorded. Aborts past the last; fails without memory.
+// Returns the segment at hand, a new one while recording. Aborts past the last; ends the program without memory.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_abort("recorded work is enqueued again with more segments than were recorded");

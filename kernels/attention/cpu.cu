@@ -34,7 +34,7 @@ struct flash_strip {
 } ALIGN_BLOCK;
 
 // P^T = 2^(scale S^T - m) of `panels` blocks, times `factors` unless NULL, which l leaves out. *strip gets the new m
-// and l, rescale (32) 2^(old m - new m), for O^T so far. p: in fp32 `scores`, overwritten; in bf16 for right operands.
+// and l, rescale (32) 2^(old m - new m), for O^T so far. p: in fp32 `scores`, overwritten; in bf16 right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -162,7 +162,7 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
-// Packs a panel of a KV head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
+// Packs a panel of KV head kv_head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
 ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct flash *f, const floatX *qkv,
                                     int64_t kv_head, int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
@@ -374,7 +374,7 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes a panel's dK, times the scale, and dV: `sums` (segments, 2, panels, steps) added in order. Merges their amax.
+// Writes a panel's scaled dK and dV: adds `sums` (segments, 2, panels, steps) where it was visited. Merges the amax.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;

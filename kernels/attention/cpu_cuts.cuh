@@ -8,7 +8,7 @@
 
 enum { FLASH_UNITS = 32 }; // keep a few dozen threads busy; each costs 8 * T * D bytes of sums
 
-// The number of segments of a KV head: so many that all B * Hkv heads have FLASH_UNITS units, and one a pair at most.
+// The number of segments of a KV head: all B * Hkv heads have FLASH_UNITS or more, but each at most one a (tile, head).
 static inline int flash_segments(const struct flash *f) {
     const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
@@ -40,7 +40,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
         }
     }
 }
-// Returns the first pair of segment s of sequence b's KV heads; for s = segments the end of the last segment.
+// Returns the first pair, of (tile, head), of segment s of sequence b's KV heads; for s = segments the last one's end.
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }

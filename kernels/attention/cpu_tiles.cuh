@@ -49,7 +49,7 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
 static inline size_t flash_packed_bytes(const struct flash *f) {
     return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
 }
-// The number of rows of a strip or panel that lie before T.
+// The number of rows of strip or panel `block` that lie before T, 32 at most.
 static inline int flash_rows(const struct flash *f, int block) {
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
@@ -69,7 +69,7 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// Returns the first panel that strip `strip` of sequence b sees.
+// Returns the first panel that strip `strip` of sequence b sees, by its first query's first_key; 0 without first_key.
 static inline int flash_begin(const struct flash *f, int b, int strip) {
     return f->shape.first_key ? f->shape.first_key[(int64_t)b * f->shape.T + strip * BLOCK] / BLOCK : 0;
 }
@@ -135,7 +135,7 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns which of FLASH_PANELS panels from `group` on are seen by `strip`, number s of its tile; none: end <= begin.
+// Returns the panels [begin, end) of FLASH_PANELS from `group` on that `strip`, number s of its tile, sees; maybe none.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
@@ -191,7 +191,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// rows (count, D) = out or dQ of one strip, of transposed blocks (D, 32), row q times factor[q]. Merges into *f->amax.
+// rows (count, D) = a strip's out or dQ, from transposed blocks (D, 32), row q times factor[q]. Merges into *f->amax.
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
                              const struct flash *f) {
     const int D = f->D;

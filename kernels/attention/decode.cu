@@ -54,7 +54,7 @@ struct decode_sums {
     struct decode_slice values; // weighted sums
 };
 
-// Returns where a team's results lie in shared memory: its max, its total, then D sums.
+// Returns the shared-memory address of a team's floats: its max, its total, then D sums.
 DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
 
 // Computes one head of a sequence per block. A team of `lanes` lanes, a power of 2 such that D elements are at most

@@ -19,7 +19,7 @@ void flash_unavailable_reason(char *reason, size_t size, struct attention_shape 
 // Writes to `reason` (size bytes) why sm90_* can't take the shape's sizes or softcap on this GPU, or on the one that is
 // planned for, or are not in the build; empty where they can. Asks the driver, which takes time: not at each launch.
 void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev);
-// Returns a constant: the instructions and types of the products.
+// Returns constant text: the instructions and types of the products.
 const char *flash_describe(const struct device *dev);
 // Whether unfused attention is predicted to be faster on this GPU, or on the one that is planned for; on a CPU false.
 bool flash_is_slower(const struct device *dev);

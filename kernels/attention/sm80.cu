@@ -66,7 +66,7 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// Returns a grid of blocks that have `rows` queries or keys of one head each; heads: of one sequence.
+// Returns a grid of blocks with `rows` queries or keys of a head: x along T, y of `heads` heads of a sequence, z of B.
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
@@ -104,7 +104,7 @@ struct flash_backward_launcher {
     }
 };
 
-// Runs the instance of a tile of D columns, where there is neither a softcap nor spans with dropout.
+// Enqueues the instance of a tile of D columns, where there is neither a softcap nor spans with dropout.
 template <class launcher, int D>
 static void flash_choose_plan(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool dropout = a.dropout.p > 0, exact = a.head_dim == D;
@@ -121,7 +121,7 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
-// Runs the instances for a softcap, or spans with dropout: rarer ones, which take every head that their tile holds.
+// Enqueues the instance for a softcap, or spans with dropout: rarer ones, which take every head that their tile holds.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)
@@ -129,7 +129,7 @@ static void flash_choose_any(const struct flash_any_arguments &a, struct attenti
     else
         launcher::template launch<D, false, true, FLASH_ANY>(a, shape, dev);
 }
-// Runs the instance of the smallest tile that holds a head; flash_choose_any has no tile of 96 columns.
+// Enqueues the instance of the smallest tile that holds a head; flash_choose_any has no tile of 96 columns.
 template <class launcher>
 static void flash_choose(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool any = shape.softcap > 0 || (shape.first_key && a.dropout.p > 0);

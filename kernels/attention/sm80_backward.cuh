@@ -175,7 +175,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
     }
 }
 
-// Loads a tile's K and V or, with two stages, waits for them and loads the next tile's; then calls backward_query_tile.
+// Loads a tile's K, V (two stages: waits for them, loads the next's), then calls backward_query_tile. All threads call.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          const struct head_views &view, int64_t head, int first_row, int tile,
@@ -323,7 +323,7 @@ DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struc
                    a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
 }
 
-// Sets last_seen to the last query that sees each key of this lane, less first_query and lane_column().
+// Sets last_seen[m][half] to the last query that sees each of this lane's keys, less first_query and lane_column().
 template <class plan>
 DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan::arguments &a, int64_t token,
                                   int first_key, int first_query) {
@@ -395,7 +395,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     }
 }
 
-// Loads a step's queries or, with two stages, waits for them and loads the next step's; then calls backward_key_tile.
+// Loads a step's queries (two stages: waits; loads the next's), then calls backward_key_tile. All threads call.
 template <class plan>
 DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,

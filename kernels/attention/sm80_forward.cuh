@@ -93,7 +93,7 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
-// Sets scores of keys before the first that a row sees to -inf. token: the sequence's first; others: as forward_mask.
+// Sets scores of keys before a row's first_key to -inf. token: the sequence's first row; others: as forward_mask.
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {
@@ -205,7 +205,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     }
 }
 
-// Writes O / sum to out, in bf16 by way of Q's place; lse = score_unit() maximum + ln(sum), unless a.lse is NULL.
+// Writes the warp's O / sum to out, in bf16 by way of Q's place, and lse = score_unit() maximum + ln(sum) unless NULL.
 template <class plan>
 DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typename plan::arguments &a,
                                     const struct head_views &view, int64_t head, int first_row, uint32_t queries) {
