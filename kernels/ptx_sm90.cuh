@@ -147,8 +147,7 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Returns l2_evict_last's policy, made anew at each call, for a thread that has no registers to keep one in. In
-// attention backward a kept policy is spilled; in forward, at head dim 64, one that is made anew.
+// Returns l2_evict_last's policy, made anew at each call: backward spills a kept one, forward at head dim 64 this one.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -193,7 +192,7 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy `bytes`, which the barrier must expect, by one thread. `bytes` and the addresses are multiples of 16.
+// Begins, by one thread, to copy `bytes` to shared memory, as the barrier expects; bytes, addresses: multiples of 16.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -434,7 +433,8 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// Begins wgmma_shared's product, A in registers: a is words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..).
+// Begins wgmma_shared's product, A in registers: warp w's a is mma_m16n8k16's of rows from 16 w on, and stays so until
+// wgmma_wait.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");

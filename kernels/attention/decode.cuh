@@ -25,7 +25,7 @@ static size_t attention_decode_workspace_bytes(struct attention_shape shape, int
     return 0;
 }
 // out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
-// own included: kv_cache_append comes first. Of qkv only q is read; shape.T, first_key, last_query, workspace are not.
+// own too: kv_cache_append comes first. Reads q of qkv, but not shape.T, first_key, last_query, workspace. D <= 256.
 void attention_decode(floatX *out,              // (B, H * D)
                       const floatX *qkv,        // (B, (H + 2 Hkv) * D)
                       const floatX *keys,       // (B, Hkv, capacity, D)

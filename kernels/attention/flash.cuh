@@ -26,15 +26,15 @@ bool flash_is_slower(const struct device *dev);
 const char *sm90_describe(void);
 
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// out = dropout(softmax(scale Q K^T + causal mask)) V, scores also capped and keys hidden as the shape says; lse =
-// ln(sum of e^s) of each row's scores s: scaled, capped and masked, before dropout. shape.full is not read.
+// out = dropout(softmax(scale Q K^T + causal mask)) V, scores capped and keys hidden as the shape says; lse = ln(sum of
+// e^s) of each row's scaled, capped, masked scores s, before dropout. amax: merged; NULL: not. shape.full is not read.
 void flash_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                    struct device *dev);
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Computes the gradient of flash_forward, whose shape, dropout, qkv, out and lse these are. Writes all of dqkv.
+// Computes flash_forward's gradient; shape, dropout, qkv, out, lse: forward's. Writes all of dqkv; merges amax, if any.
 void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
