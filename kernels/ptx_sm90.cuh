@@ -498,7 +498,7 @@ PTX_FUNCTION bool elect_one(void) {
 }
 
 // Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address, a multiple of 16, of row r of
-// matrix j, word j holds elements (g, 2t) and (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
+// matrix j; word j has its elements (g, 2t), (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
