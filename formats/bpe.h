@@ -22,17 +22,17 @@ struct bpe_work {
 };
 
 __BEGIN_DECLS
-// Allocates room for ranks below `merges`, at most 2^27; false: out of memory. bpe_free is to be called either way.
+// Makes *bpe without merges, for ranks below `merges`, at most 2^27. False: out of memory; bpe_free must follow anyway.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
 // Adds a merge, of a rank of its own below bpe_create's `merges`: the pair left, right becomes id, at least 0. The last
 // call for a pair decides the pair's rank and id, as in the `tokenizers` package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
-// Reserves room for a piece of n symbols; the content is lost. False: out of memory.
+// Makes room in *work, zeroed at first, for a piece of n symbols; the content is lost. False: out of memory, no room.
 bool bpe_work_reserve(struct bpe_work *work, size_t n);
 void bpe_work_free(struct bpe_work *work);
-// Merges ids (n) in place; `work` has room for n symbols (bpe_work_reserve). Returns how many ids remain.
+// Merges ids (n) in place, lowest rank first; `work` has room for n (bpe_work_reserve). Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
 // Returns a hash for tables of 2^k slots: splitmix64's finalizer, in which every output bit depends on every input bit.

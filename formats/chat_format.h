@@ -25,9 +25,9 @@ struct chat_format {
 };
 
 __BEGIN_DECLS
-// Reads the file at `path`. Returns NULL, or what is wrong, in `error`; after an error there is nothing to free.
+// Fills *format, for chat_format_free, from a file. Returns NULL, or the problem, after which there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
-// Parses a file's bytes, which may be anything, with the results of chat_format_read. `name`: the file, for messages.
+// Fills *format as chat_format_read does, from a file's bytes, which may be anything. `name`: the file, for messages.
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 void chat_format_free(struct chat_format *format);

@@ -34,7 +34,7 @@ static const char *checkpoint_open_error(int error) {
     return error == EINVAL ? "is not a regular file" : strerror(error);
 }
 
-// Reads the manifest of the open folder, whose path `folder` is for messages, into *manifest, which is zeroed.
+// *manifest, zeroed before, = the open folder's manifest; a missing one is an error. folder: the path, for messages.
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -95,7 +95,7 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads a folder's manifest (empty if it lacks one and `look` allows that), and checks the files that it lists.
+// *manifest = a folder's (empty: it is missing and `look` allows that, or after an error). Checks files as `look` says.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -145,7 +145,7 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Checks the checkpoint in `folder` (`hash` false: only files' lengths), and that its manifest has the entry's step.
+// *manifest = `folder`'s, which must be of the entry's step; checks the files, with `hash` false only their lengths.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -164,8 +164,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest of `entries`, the newest first, that verifies, hashes included; tells `listener` which entries are
-// passed over. `path` stays where none is a candidate (a step's or a replaced folder). Only damaged ones: an error.
+// Sets `path` and *manifest to the newest of `entries`, newest first, that verifies, hashes included; tells `listener`
+// which are passed over. NULL and `path` unchanged: no step's or replaced folder is there. Only damaged ones: an error.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {

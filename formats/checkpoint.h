@@ -36,6 +36,6 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // Removes leftovers, under a lock, and the oldest checkpoints beyond the `keep` newest complete ones (0: keeps all).
 // newest: the step just saved, known to be complete; -1: the newest that verifies, found by reading. Step `newest`, the
-// best (checkpoint_best.h) and later ones stay: a run that went back to an earlier step may still want them.
+// best (checkpoint_best.h) and later ones stay: a run that went back may want them. NULL or the last problem.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -15,7 +15,7 @@ int64_t checkpoint_best(int root_fd) {
     return checkpoint_entry_parse(&entry, name) && entry.kind == CHECKPOINT_STEP ? entry.step : -1;
 }
 
-// Points the root's link to the checkpoint of a step, at once, and flushes the root. Returns 0 or an errno.
+// Points the root's link to the checkpoint of a step, atomically, and flushes the root. Returns 0 or an errno.
 static int link_best(int root_fd, int64_t step) {
     static const char made[] = "." CHECKPOINT_BEST ".new";
     const struct checkpoint_entry entry = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);

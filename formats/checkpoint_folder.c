@@ -62,7 +62,7 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Takes a read lock, which two containers' writers of one PID may share, of this PID's byte; no wait, no error.
+// Takes a read lock, which two containers' writers of one PID may share, of this PID's byte; neither waits nor fails.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {

@@ -49,14 +49,14 @@ void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
 int checkpoint_fsync(int fd);
 // Flushes a folder to the disk; ignores the error of file systems that don't need it. Returns 0 or an errno.
 int checkpoint_fsync_folder(int fd);
-// Closes *fd, which becomes -1, after an error too. Returns 0 or an errno.
+// Closes *fd, which is open and becomes -1, after an error too. Returns 0 or an errno.
 int checkpoint_close(int *fd);
-// Lists the root's entries, without other names; the caller frees entries->all in any case. Returns 0 or an errno.
+// Lists the root's entries, the newest step first; the caller frees entries->all in any case. Returns 0 or an errno.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
-// Removes a file, a link (not what it points to), or a folder with all in it, 32 deep at most. An error may leave some.
+// Removes a file, a link itself, or a folder with all in it, 32 deep at most. 0, or an errno: some may then be left.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a checkpoint, after checkpoint_lock. Renames it .removing first, so that readers find all or none of it.
+// Removes a checkpoint, after checkpoint_lock; renames it .removing first: readers find all or none. 0 or an errno.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes, after checkpoint_lock, what dead writers and failed saves left, as far as possible. A checkpoint that was
 // set aside gets its name back where its replacement was never published.

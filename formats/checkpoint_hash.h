@@ -7,7 +7,7 @@
 #include <sys/types.h>          // ssize_t
 
 __BEGIN_DECLS
-// Reads `count` bytes, fewer only at the file's end, and returns how many; -1 and errno: it can't be read.
+// Reads `count` bytes from fd's offset on, fewer only at the file's end; returns how many. -1 and errno: an error.
 ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count);
 // hash = XXH3-128, as text, of the file from its offset to its end; *bytes = bytes read. 0, or an errno and no hash.
 int checkpoint_hash_file(char hash[HASH128_DIGITS + 1], uint64_t *bytes, int fd);

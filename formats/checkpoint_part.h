@@ -36,8 +36,8 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins the part of process `number` of the checkpoint of `step` in `root`. Process 0, of PID `writer`, has called
-// checkpoint_expect_parts; the caller tells it of a failure here. Else checkpoint_part_end or _abandon must follow.
+// Begins process `number`'s part of `step` in `root`, after checkpoint_expect_parts on process 0, of PID `writer`.
+// NULL: checkpoint_part_end or _abandon must follow. Else the part has ended, and the caller has to tell process 0.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.
@@ -46,8 +46,8 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
 // Closes the file once all that this process wrote of it is on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Tells process 0 that the part, all files closed, is written. The part has ended, whatever is returned.
+// Tells process 0 that the part, all files closed, is written. The part has ended even if a problem is returned.
 const char *checkpoint_part_end(struct checkpoint_part *part);
-// Abandons a part that was begun; does nothing if it has ended. For where process 0 gives up too, as it is not told.
+// Abandons a part that was begun; does nothing if it has ended. Process 0 is not told, and must give up as well.
 void checkpoint_part_abandon(struct checkpoint_part *part);
 __END_DECLS

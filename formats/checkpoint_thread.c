@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of the worker, `argument`, in the calling thread. Then it is done, and no worker's job is in flight.
+// Runs the job of the worker `argument` in the calling thread. Then it is done, and no worker's job is in flight.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);

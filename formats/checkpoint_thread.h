@@ -24,10 +24,10 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 __BEGIN_DECLS
 // Makes *worker one without a job; checkpoint_thread_destroy ends it.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` must stay until the result is taken. False, and nothing starts, where an earlier job runs or
-// its result was not taken. Where no thread can be made, the job runs in the caller: a delay is better than no save.
+// Starts a job in a thread, while no other worker has one; `argument` stays until the result is taken. False, nothing
+// starts: this worker's job runs, or its result was not taken. Where no thread can be made, the job runs in the caller.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Runs a job in the caller's thread and keeps its result; false, and nothing runs, where an earlier one was not taken.
+// Runs a job in the caller's thread and keeps the result. False, nothing runs: a job runs, or a result was not taken.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);
@@ -35,6 +35,6 @@ bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 bool checkpoint_thread_done(struct checkpoint_thread *worker);
 // Waits for the job's end and takes its result: NULL, or a text that stays until the next start. NULL without a job.
 const char *checkpoint_thread_wait(struct checkpoint_thread *worker);
-// Waits for the job's end; its result is lost.
+// Waits for the job's end, whose result is lost. Before another use *worker needs checkpoint_thread_init.
 void checkpoint_thread_destroy(struct checkpoint_thread *worker);
 __END_DECLS

@@ -60,7 +60,7 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root. A missing one is made, and the folder above it, --out, fsynced, if it can be. -1: an error, in errno.
+// Opens the root; returns the descriptor, or -1 and errno. Makes a missing root, and flushes the folder above then.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -289,7 +289,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Looks every 1 to 100 ms, each name up by itself: a listing of a folder from which names are removed may miss others.
+// Looks for each part's file by name, each 1 to 100 ms: a listing may miss files while others are being removed.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)

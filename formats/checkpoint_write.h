@@ -39,22 +39,22 @@ struct checkpoint_writer { // others read only `failed`
 };
 
 __BEGIN_DECLS
-// Begins the checkpoint of `step`, which checkpoint_commit or checkpoint_abandon ends. Creates the root, and the folder
-// above it, where they are missing. Also removes what earlier writers left unfinished, since the disk may be full.
+// Begins to save `step`, until checkpoint_commit or _abandon. NULL or the problem; a problem, here or later, ends the
+// save. Makes a missing root and folder above. Removes what earlier writers left unfinished: the disk may be full.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Begins a file of a new name that is manifest_name_is_allowed, one at a time; writes and checkpoint_file_end follow.
+// Begins a file of a new name (manifest_name_is_allowed), the only one until checkpoint_file_end. NULL or the problem.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
 // Appends `count` bytes to the file that is begun; on return they are copied or written. Returns NULL or the problem.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
-// Ends the file, which is then on the disk and in the manifest. Returns NULL or the problem.
+// Ends the file, which is then on the disk and in the manifest to be written. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates, on process 0, a file of `bytes` bytes, the first `count` of them from `begin`. Later each process's part
-// writes a range of the rest. Process 0's part opens the file in any case: checkpoint_part_close flushes `begin`.
+// Creates, on process 0, a file of `bytes` bytes, the first `count` of them from `begin`; the processes' parts write
+// the rest. Process 0's part opens the file in any case: checkpoint_part_close flushes `begin`. NULL or the problem.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// Prepares for the parts of processes 1 to `parts`; this one is 0. Called after shared files are made, before any part.
+// Makes process 0, this one, expect parts of 1 to `parts`. After shared files, before any part. NULL or the problem.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
 // Waits until checkpoint_expect_parts' processes have written; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.

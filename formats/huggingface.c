@@ -54,7 +54,7 @@ static void plain_model_free(struct plain_model *m) {
     free(m->factors[1]);
 }
 
-// Brings the windows' options, and a local theta without effect, to their plainest form; marks (num_layers): scratch.
+// Sets the windows' options to their shortest form, a local theta without effect to 0. marks (num_layers): scratch.
 static void plain_windows(struct plain_model *m, bool *marks) {
     struct config *c = &m->config;
     const int window = config_window(c), L = c->model.num_layers;
@@ -110,7 +110,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
-// Returns c with options of no effect at their defaults, for plain_model_free. c owns some texts, and must outlive it.
+// Returns c with options of no effect at their defaults, for plain_model_free. c must outlive the result.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;

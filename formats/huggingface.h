@@ -53,8 +53,8 @@ enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no
 
 __BEGIN_DECLS
 // Returns the architecture in which a model of these resolved options is saved: --checkpoint-architecture if it fits
-// (train_gpt does), else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture lacks a
-// tensor for a parameter, run/tensor_names.cuh ends the run at its start.
+// (train_gpt always does), else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture
+// lacks a tensor for a parameter, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
 // Whether config.json of architecture `a`, not ARCHITECTURE_OURS, can express these shape options, or has equivalents.
 bool architecture_fits(enum architecture a, const struct config *c);
@@ -67,7 +67,7 @@ bool architecture_find(enum architecture *a, const char *type);
 // Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
 const char *huggingface_note(const struct config *c);
 
-// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: the tensors', else fp32. Errors stay in `out`.
+// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: of tensors, else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. Shape options that
 // the file does not say have their defaults. huggingface_free frees h, which holds nothing after an error.
@@ -75,12 +75,12 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
-// Adds a setting "OPTION=VALUE", dashes in its name, of an option that has none. Ends the program where memory is out.
+// Adds a setting "OPTION=VALUE", dashes in the name, of an option not set so far. Ends the program where memory is out.
 void huggingface_add_setting(struct huggingface_config *h, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 // Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
-// Adds, after the file's own settings, those that all GPT-2s have in common, and defaults of shape options not set.
+// Adds, after the file's own settings, the settings of all GPT-2s, and the defaults of other shape options not set.
 void huggingface_set_gpt2(struct huggingface_config *h);
 // Checks that each setting's option takes its value, as huggingface_parse_config does itself. name: for messages.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);

@@ -12,7 +12,7 @@ static bool values_equal(const json_t *a, const json_t *b) {
         return json_number_value(a) == json_number_value(b);
     return json_equal((json_t *)a, (json_t *)b);
 }
-// Whether a member is known: an unknown one may say that the frequencies are others. `finetuned` is a remark.
+// Whether a member is known; an unknown one may say that the frequencies are others. `finetuned`, a remark, is known.
 static bool rope_member_is_known(const char *key) {
     static const char *const known[] = {
         "rope_type",      "type",
@@ -196,7 +196,7 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// *partial = the rotated fraction of a head: by `rope`, else by `root`, else the class's. Only 1 in a class without it.
+// *partial = the rotated fraction of a head: by `rope`, else by `root`, else the class's, 1 where no member can say so.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";
@@ -218,7 +218,7 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets windowed layers' theta where they differ from the full ones; refuses another scaling. sliding NULL: unscaled.
+// Sets windowed layers' theta if their settings, `sliding` (NULL: unscaled), are not full's; refuses a scaling then.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -248,7 +248,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope, empty before, = settings of all or the full layers; *sliding = the windowed layers', root's own; NULL: none.
+// rope, empty before, = settings of all or the full layers; *sliding = the windowed layers', owned by root; NULL: none.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;

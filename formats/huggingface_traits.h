@@ -52,8 +52,8 @@ struct huggingface_number {
 // Returns the shortest decimal that reads back as the value.
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = which layers an option's valid text marks. none: all are `others`; N: every N-th is !others; a
-// list: its ones. others: false for --no-rope-freq (mark: no RoPE), true for --window-attn-skip-freq (mark: a window).
+// marks (num_layers) = the layers an option's valid text marks. none: all `others`; N: layers N-1, 2N-1, .. !others; a
+// list: its ones. others: false for --no-rope-freq (mark: no RoPE), true for --window-attn-skip-freq (mark: window).
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
 // Returns the shortest text, none, N or a list, by which huggingface_marks with `others` sets `marks`. To be freed.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
@@ -70,6 +70,6 @@ const char *huggingface_read_rope(struct huggingface_config *h, const json_t *ro
 // Adds the settings that `root`, a config.json, or its class says, except vocab_size; not for ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
-// Writes huggingface_read_members' members, except tie_word_embeddings, and some for others, into the open object.
+// Writes the members that huggingface_read_members reads, except tie_word_embeddings, and some for transformers only.
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
 __END_DECLS

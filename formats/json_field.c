@@ -21,12 +21,12 @@ static void skip_space(struct json_scan *scan) {
     while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\t' || *scan->at == '\n' || *scan->at == '\r'))
         scan->at++;
 }
-// Whether the next character after white space is this one. Takes it either way; take_if_next: only if it is this one.
+// Takes white space and the next character, if any, whichever that is. Returns whether the character is this one.
 static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;
 }
-// Whether the next character, after white space, is this one.
+// Takes white space. Returns whether the next character, which is not taken, is this one.
 static bool is_next(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *scan->at == character;
@@ -92,7 +92,7 @@ static bool take_escape(struct json_scan *scan, unsigned char *out, int *count) 
     *count = utf8_encode(code, out);
     return true;
 }
-// Takes a string. out (*out_bytes) = its text, no longer than the string in the line; NULL: nowhere, *out_bytes is 0.
+// Takes a string with its quotes. out (*out_bytes) = the text, no longer than in the line; NULL: nowhere, 0 bytes.
 static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_bytes) {
     const unsigned char *const begin = out;
     if (!take(scan, '"'))
@@ -200,7 +200,7 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Takes a value, inside `depth` others. field: the string to find in an object, for scan->text; NULL: none.
+// Takes a value, inside `depth` others; false: malformed, or for a parser. field: to find, for scan->text; NULL: none.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

@@ -134,7 +134,7 @@ static const char *algorithms_read_row(struct matmul_algorithms *x, struct algor
     x->count++;
     return NULL;
 }
-// Reads a whole line: the title, the device, or a product, by its number. Returns NULL, or what is wrong.
+// Reads a whole line: by line->number the title, the device, or a product. Returns NULL, or what is wrong.
 static const char *algorithms_read_line(struct matmul_algorithms *x, struct algorithms_line *line,
                                         const char *const *key_names) {
     int64_t multiprocessors;

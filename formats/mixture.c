@@ -47,7 +47,7 @@ bool mixture_is_named(const char *text) {
 enum { NAME = 256 }; // bytes of a name, with its zero
 
 // name (size bytes) = a pattern's last `folders` + 1 components, up to a comma, without wildcards, .bin or .idx, and
-// outer separators; false: the pattern has no more.
+// outer separators. Returns whether the pattern has more; name is set in any case.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -67,7 +67,7 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
-// Whether short_name, with any number of folders, can give `name` to a part other than `part`, or a part before has it.
+// Whether short_name, with any number of folders, gives `name` to another part than `part`, or a part before has it.
 static bool is_taken(const struct mixture *mixture, int part, const char *name) {
     char other[NAME];
     for (int i = 0; i < mixture->count; i++) {
@@ -194,7 +194,7 @@ static uint64_t weights_sum(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part of the next sample after taken (count, each below 2^31): it has the lowest (2 taken + 1) / weight.
+// Returns the part of the next sample after taken (count, each below 2^31): the first of least (2 taken + 1) / weight.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {

@@ -107,7 +107,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
     return (size_t)(c - r->in);
 }
 
-// Copies a category after its p: {L} of \p{L}, {Lu} of \P{Lu}; sets r->problem for another property.
+// Copies the category at r->in, after its p: {L} of \p{L}, {Lu} of \P{Lu}; sets r->problem for another property.
 static void split_copy_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",

@@ -39,8 +39,8 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Fills *tokenizer, which tokenizer_free frees, from the file at `path`; after an error nothing is held. eos_token and
-// bos_token are from tokenizer_sibling's tokenizer_config.json, else special_tokens_map.json, else tokenizer_parse's.
+// Fills *tokenizer, which tokenizer_free frees, from the file at `path`; after an error nothing is held. end_of_text
+// and begin_of_text are by tokenizer_config.json beside the file, else special_tokens_map.json, else tokenizer_parse's.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
 // Parses a tokenizer.json; tokenizer_free frees *tokenizer (after an error nothing is held). end_of_text is
 // <|endoftext|>, else <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: the file, for messages.

@@ -111,7 +111,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// Returns the id of one half of a merge, and appends its bytes to the *scratch_bytes of `scratch`; -1: no token, none.
+// Returns the id of a merge's half, and appends its bytes to the *scratch_bytes of `scratch`; -1: no token, no bytes.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes

@@ -71,14 +71,14 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins an empty tokenizer with empty tables, which tokenizer_free frees; false: out of memory, nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets a token's kind and text. Appends the text to tables->text, which has room; `text` may already lie at its place.
+// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe at its place) to tables->text, which has room.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Allocates *out_bytes bytes: `text`, a mark before it (prefix) and for each space (replace). NULL: out of memory.
+// Returns `text`, marked before it (prefix) and for each space (replace), *out_bytes, for free(). NULL: out of memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
-// Returns the slot of ids_by_text, which is not NULL, that holds the token of these bytes, or the free slot for it.
+// Returns the slot of ids_by_text, not NULL, that holds the token of these bytes (id + 1), or the free slot (0) for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // Returns the id of the TOKEN_BPE of these bytes; -1: none. ids_by_text is not NULL.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);

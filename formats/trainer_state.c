@@ -164,7 +164,7 @@ static const char *trainer_state_read_changes(struct trainer_part *part, const j
                             part->changes[part->num_changes - 1].files, part->num_files);
     return NULL;
 }
-// Sets a part from its object. `left`: the files that no part before has.
+// Sets a part from its object. `left`: how many files no part before has.
 static const char *trainer_state_read_part(struct trainer_part *part, const json_t *object, int left, const char *name,
                                            struct error_text *error) {
     int64_t weight, files;

@@ -102,7 +102,7 @@ void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// Tries the ending after each _ of the name, the last first, and after the folder.
+// Finds the file by the ending behind each _ of the name, the last first, then behind the folder.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
     const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');
