@@ -22,7 +22,7 @@ struct bpe_work {
 };
 
 __BEGIN_DECLS
-// Makes *bpe without merges, for ranks below `merges`, at most 2^27. False: out of memory; bpe_free must follow anyway.
+// Makes *bpe without merges, for ranks below `merges`, at most 2^27; false: out of memory. bpe_free follows even then.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
 // Adds a merge, of a rank of its own below bpe_create's `merges`: the pair left, right becomes id, at least 0. The last

@@ -95,7 +95,7 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// *manifest = a folder's (empty: it is missing and `look` allows that, or after an error). Checks files as `look` says.
+// Reads a folder's manifest, empty if missing where `look` allows that, or after an error; checks files as `look` says.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -145,7 +145,7 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// *manifest = `folder`'s, which must be of the entry's step; checks the files, with `hash` false only their lengths.
+// Reads `folder`'s manifest, which must be of the entry's step, and checks files, with `hash` false only the lengths.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};

@@ -62,7 +62,7 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Takes a read lock, which two containers' writers of one PID may share, of this PID's byte; neither waits nor fails.
+// Takes a read lock of this PID's byte, which two containers' writers of one PID may share; no wait, errors ignored.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {

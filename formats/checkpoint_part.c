@@ -73,9 +73,9 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
     return part->file_fd >= 0 ? NULL : part_fail(part, name, "cannot be opened", errno);
 }
 
-// Notes bytes [begin, end) as written. Starts to write each full window to the disk, then waits for the former window,
-// so that a long save neither fills the memory with dirty pages nor leaves all to the last fsync; the bytes stay in the
-// page cache, where they are hashed. Returns 0 or an errno.
+// Notes bytes [begin, end) as written. Starts to write each full window (PART_WINDOW bytes) to the disk, then waits for
+// the former window, so that a long save neither fills the memory with dirty pages nor leaves all to the last fsync;
+// the bytes stay in the page cache, where they are hashed. Returns 0 or an errno.
 static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_t end) {
     part->dirty = part->dirty_end == 0 || begin < part->dirty ? begin : part->dirty;
     part->dirty_end = end > part->dirty_end ? end : part->dirty_end;

@@ -10,7 +10,7 @@ static pthread_mutex_t flight_mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool in_flight;
 static pthread_t flight_thread;
 
-// Whether another thread than the caller's runs a job.
+// Whether another thread than the caller's runs a job, of whichever worker.
 static bool is_in_flight(void) {
     pthread_mutex_lock(&flight_mutex);
     const bool waits = in_flight && !pthread_equal(flight_thread, pthread_self());

@@ -22,7 +22,7 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 };
 
 __BEGIN_DECLS
-// Makes *worker one without a job; checkpoint_thread_destroy ends it.
+// Sets up *worker, without a job; checkpoint_thread_destroy ends the use of *worker.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
 // Starts a job in a thread, while no other worker has one; `argument` stays until the result is taken. False, nothing
 // starts: this worker's job runs, or its result was not taken. Where no thread can be made, the job runs in the caller.
@@ -35,6 +35,6 @@ bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 bool checkpoint_thread_done(struct checkpoint_thread *worker);
 // Waits for the job's end and takes its result: NULL, or a text that stays until the next start. NULL without a job.
 const char *checkpoint_thread_wait(struct checkpoint_thread *worker);
-// Waits for the job's end, whose result is lost. Before another use *worker needs checkpoint_thread_init.
+// Waits for the job's end; the result is lost. Before another use *worker needs checkpoint_thread_init.
 void checkpoint_thread_destroy(struct checkpoint_thread *worker);
 __END_DECLS

@@ -131,9 +131,9 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// Starts to write a window to the disk once a chunk has filled it, and waits for the former one: a large save then
-// neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all to the last
-// fsync. Written pages leave the page cache to the training data. Returns 0 or an errno.
+// Starts to write a window (CHECKPOINT_WINDOW bytes) to the disk once a chunk has filled it, and waits for the former
+// one: a large save then neither fills the memory with dirty pages, which stalls every writer of the machine, nor
+// leaves all to the last fsync. Written pages leave the page cache to the training data. Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -237,7 +237,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered first bytes, `bytes` at most, sets the length and closes it; no fsync: the parts do that.
+// Writes the file's buffered begin, sets the length to `bytes`, no less, and closes it; no fsync: the parts do that.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -289,7 +289,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Looks for each part's file by name, each 1 to 100 ms: a listing may miss files while others are being removed.
+// Waits until no part's file is left, looking by name each 1 to 100 ms: a listing may miss files while others go.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -317,7 +317,7 @@ const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Sets the hashes of shared files, whose lengths must be as they were laid out. Returns NULL or the problem.
+// Reads the shared files and sets their hashes; each length must be as it was laid out. Returns NULL or the problem.
 static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     for (int i = 0; i < writer->manifest.num_files; i++) {
         struct manifest_file *const file = &writer->manifest.files[i];

@@ -54,7 +54,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 // the rest. Process 0's part opens the file in any case: checkpoint_part_close flushes `begin`. NULL or the problem.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// Makes process 0, this one, expect parts of 1 to `parts`. After shared files, before any part. NULL or the problem.
+// Prepares for parts of processes 1 to `parts`; this one is 0. After shared files, before parts. NULL or the problem.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
 // Waits until checkpoint_expect_parts' processes have written; a part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.

@@ -67,7 +67,7 @@ bool architecture_find(enum architecture *a, const char *type);
 // Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
 const char *huggingface_note(const struct config *c);
 
-// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: of tensors, else fp32. Errors stay in `out`.
+// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: tensors are, else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. Shape options that
 // the file does not say have their defaults. huggingface_free frees h, which holds nothing after an error.

@@ -40,7 +40,7 @@ static const char *read_number(struct huggingface_config *h, const json_t *root,
     return NULL;
 }
 
-// Sets the number of KV heads, and the head size, which kernels take in multiples of 8: here a message names the file.
+// Sets the number of KV heads, and the head size, which must be a multiple of 8: here a message names the file.
 static const char *set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim, const char *name,
                              struct error_text *error) {
     if (head_dim % 8 != 0)
@@ -139,7 +139,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = which layers lack rotary positions: 0 in no_rope_layers, else each no_rope_layer_interval-th (4).
+// marks (layers) = layers without rotary positions: 0 in no_rope_layers, else each no_rope_layer_interval-th (or 4th).
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;

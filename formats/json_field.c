@@ -200,7 +200,7 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Takes a value, inside `depth` others; false: malformed, or for a parser. field: to find, for scan->text; NULL: none.
+// Takes a value, inside `depth` others. False: malformed, or for a parser. field (or NULL): the string for scan->text.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

@@ -42,7 +42,7 @@ bool mixture_any(const char *text, const char *option, char *path, size_t size);
 
 // Returns the place of a sample of the run, first_sample or later. Of the parts only weight and `before` are read.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
-// The number of samples of a part, `before` included, taken before `sample`, the run's count, from first_sample on.
+// The number of samples of a part, `before` included, taken before sample `sample` of the run, first_sample or later.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);
 // Returns the part's share of the weights, 0 to 1.
 double mixture_share(const struct mixture *mixture, int part);

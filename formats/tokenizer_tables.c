@@ -97,7 +97,7 @@ int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text) {
     return tables->ids_by_text ? tokenizer_id_of_bytes(tables, (const unsigned char *)text, bytes) : -1;
 }
 
-// Finds the longest byte by byte: each byte of the text narrows the range [low, high) of tokens that still match.
+// Finds the longest token byte by byte: each byte of the text narrows the range [low, high) of tokens that still match.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
                                                 size_t bytes) {
     const struct added_token *longest = NULL;

@@ -75,7 +75,7 @@ bool tokenizer_begin(struct tokenizer *tokenizer);
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns `text`, marked before it (prefix) and for each space (replace), *out_bytes, for free(). NULL: out of memory.
+// Returns `text` with a mark in front (prefix) and for each space (replace), *out_bytes, to be freed. NULL: no memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
 // Returns the slot of ids_by_text, not NULL, that holds the token of these bytes (id + 1), or the free slot (0) for it.
