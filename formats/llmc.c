@@ -2,8 +2,8 @@
 
 #include <string.h> // memcpy, memset
 
-// The number of elements of all tensors: (Vp + T) C, then 12 C^2 + 13 C in each layer, then 2 C. A double, since an
-// untrusted header may exceed 64 bits.
+// The number of elements of all tensors: (Vp + T) C, then 12 C^2 + 13 C in each layer, then 2 C, with Vp the padded
+// vocabulary, T the positions, C the channels. A double, since an untrusted header may exceed 64 bits.
 static double llmc_elements(const struct llmc_header *h) {
     const double C = h->channels;
     return ((double)h->padded_vocab_size + h->positions + 2) * C + h->layers * (12 * C * C + 13 * C);

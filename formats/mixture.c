@@ -205,8 +205,8 @@ static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     }
     return best;
 }
-// taken (count) = the number of samples of each part among the first n of the mixture, less *cycles times its weight:
-// the order repeats after as many samples as the weights' sum. Returns the part of sample n.
+// taken (count) = the samples of each part among the mixture's first n, without *cycles whole rounds: a round has as
+// many samples as the weights' sum, of each part its weight. Returns the part of sample n.
 static int count_taken(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
     const uint64_t all = weights_sum(mixture), rest = n % all, parts = (uint64_t)mixture->count;
     // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.

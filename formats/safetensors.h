@@ -89,8 +89,8 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Plans a file of tensors with name (each once), dtype, dims and shape set: sorts them, sets begin, bytes. The caller
-// frees layout->header, NULL after an error. metadata (pairs) keeps its order; Hugging Face expects "format": "pt".
+// Plans a file: sorts tensors (name, each once, dtype, dims and shape set) as in the file, sets begin, bytes. The
+// caller frees layout->header, NULL after an error. metadata (pairs) keeps order; Hugging Face wants "format": "pt".
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);

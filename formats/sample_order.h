@@ -37,8 +37,8 @@ uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
 // Returns the image of `index`, below n, under a permutation of 0..n-1 that `key` chooses.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 
-// Fills the zeroed *order, with all shards from the start; sample_order_close frees what it owns. windows (num_files),
-// not all 0, and `option` stay the caller's, and must stay. Ends the program where memory is out.
+// Fills the zeroed *order, with all shards from the start, for sample_order_close. windows (num_files): samples of each
+// shard, not all 0; windows and `option` stay the caller's, and must stay. Out of memory ends the program.
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);
@@ -47,7 +47,7 @@ void sample_order_set_changes(struct sample_order *order, const struct data_chan
 // Sets the changes of a run that is at `sample`, as sample_order_set_changes does. Shards that were added since the
 // last change are used from the first epoch that has not begun, which may begin at `sample`.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
-// Finds a sample of the set: *file = its shard's index, *window = its window of that shard. Keeps the epoch in *order.
+// Finds a sample of the set: *file = its shard's index, *window = its window there. Keeps the epoch for the next call.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
 // Returns the epoch of a sample, from 0. *part (unless NULL) = the part of this epoch before the sample, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);
