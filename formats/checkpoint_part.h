@@ -36,8 +36,8 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins process `number`'s part of checkpoint `step` in `root`, after checkpoint_expect_parts on process 0, of PID
-// `writer`. NULL: checkpoint_part_end or _abandon must follow. Else the part has ended: the caller must tell process 0.
+// Begins this process's part, `number` from 0, of checkpoint `step` in `root`, after checkpoint_expect_parts on process
+// 0 (PID `writer`). NULL: checkpoint_part_end or _abandon follows. Else the part has ended: the caller tells process 0.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.

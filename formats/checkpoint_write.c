@@ -237,7 +237,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered begin, sets the length to `bytes`, no less, and closes it; no fsync: the parts do that.
+// Writes the file's buffered beginning, sets the length to `bytes`, no less, and closes it; no fsync: parts do that.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)

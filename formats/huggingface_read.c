@@ -139,7 +139,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = layers without rotary positions: 0 in no_rope_layers, else each no_rope_layer_interval-th (or 4th).
+// marks (layers) = layers without rotary positions: 0 in no_rope_layers, else every no_rope_layer_interval-th, or 4th.
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;

@@ -196,7 +196,7 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// *partial = the rotated fraction of a head: by `rope`, else `root`, else the class's. A class without: only 1 passes.
+// *partial = a head's rotated fraction: by `rope`, else `root`, else the class's. In classes without it only 1 passes.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";

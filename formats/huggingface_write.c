@@ -59,7 +59,7 @@ static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
 }
-// Writes the scaling's members. phi3: for transformers 4, under the older name `type`, lists, others only if needed.
+// Writes the scaling's members. phi3: as transformers 4 has `type`, not rope_type, and lists; others only if needed.
 static void write_scaling(struct json *json, const struct config *c, bool phi3) {
     const int original = c->model.rope_original_max_position_embeddings;
     switch (c->model.rope_scaling_type) {

@@ -42,7 +42,7 @@ uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);
-// Sets changes by first_epoch, from 0 up, and files of `changes` (count > 0); derives the rest. Out of memory: fatal.
+// Sets changes by first_epoch, rising from 0, and files of `changes` (count > 0); derives the rest. No memory: fatal.
 void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
 // Sets the changes of a run that is at `sample`, as sample_order_set_changes does. Shards that were added since the
 // last change are used from the first epoch that has not begun, which may begin at `sample`.

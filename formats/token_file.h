@@ -45,7 +45,7 @@ const char *token_file_digest(uint64_t *digest, const struct token_file *file, s
 // Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
 // where they were read, and for files of other formats.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
-// out (n) = tokens first..first+n-1 (below file->tokens) of `fd`; one outside vocab_size: error. raw: n of file->type.
+// out (n) = tokens first..first+n-1 (below file->tokens) of `fd`; refuses one outside vocab_size. raw: n of file->type.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
 // Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.

@@ -71,7 +71,7 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins an empty tokenizer with empty tables, which tokenizer_free frees; false: out of memory, nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe at its place) to tables->text, which has room.
+// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe already there) to tables->text, which has room.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
