@@ -96,7 +96,7 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
-// bytes = what the digits after "algorithm=" say, to the line's end. Returns NULL, or what is wrong, in line->error.
+// bytes = what 128 digits after "algorithm=" say, to the line's end. Returns NULL, or what is wrong, in line->error.
 static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned char bytes[64]) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE];

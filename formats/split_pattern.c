@@ -207,7 +207,7 @@ static void split_repetition(struct split_rewrite *r) {
     split_put(r, begin, (size_t)(r->in - begin));
 }
 
-// Copies what comes next within a class: an escape, a character, or the ] that ends the class.
+// Copies what comes next within a class: an escape, a character, or the ] that ends the class. Refuses [ and &&.
 static void split_in_class(struct split_rewrite *r) {
     const bool pair = r->end - r->in > 1 && r->in[0] == '&' && r->in[1] == '&';
     if (*r->in == '[' || pair) {

@@ -46,7 +46,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 static bool put_value(FILE *out, const json_t *value);
-// Appends an object without members that say nothing; false: out of memory.
+// Appends an object, members by name, without members that say nothing; false: out of memory.
 static bool put_object(FILE *out, const json_t *object) {
     const char **names = (const char **)malloc((json_object_size(object) + 1) * sizeof *names);
     uint32_t count = 0;

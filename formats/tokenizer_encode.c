@@ -122,7 +122,7 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
     return encode_split(work, text + done, bytes - done, pattern + 1);
 }
 
-// Encodes well-formed, normalized text without added tokens, after a space where add_prefix_space asks for one.
+// Encodes well-formed, normalized text without added tokens; add_prefix_space puts a space in front if there is none.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const bool goes_on = work->rest && work->first && text == work->normal;
     if (!work->tables->add_prefix_space || goes_on || bytes == 0 || text[0] == ' ')
