@@ -181,8 +181,8 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets, and counts as given, the options in --config's file that were neither given before nor left open by its run.
-// Strings point into config->file, set here. A file that can't be read, or a wrong name or value, ends the program.
+// Sets, and counts as given, options in --config's file that were neither given before nor left open by the file's run.
+// Strings point into config->file, set here. No --config, an unreadable file, a wrong name or value end the program.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

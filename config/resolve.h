@@ -78,7 +78,7 @@ static inline void config_resolve_scaling(struct config *c) {
     }
 }
 
-// Ends the program where rotary settings contradict positions, the type of scaling or each other. Heads are resolved.
+// Ends the program where rotary settings contradict positions, scaling, the window or each other, all resolved.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;

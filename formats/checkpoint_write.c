@@ -150,7 +150,7 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes `count` bytes, at most CHECKPOINT_CHUNK, and appends them to the file. Returns NULL or the problem.
+// Hashes and appends CHECKPOINT_CHUNK bytes, fewer only as a file's last. Returns NULL, or the problem: the save ends.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;

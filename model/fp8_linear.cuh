@@ -214,7 +214,7 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast of an output's gradient to both forms, which writes or (accumulates) adds a trained bias's gradient.
+// Returns the cast, live in this phase, of an output's gradient to both forms and (accumulates: +=) a trained dbias.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;

@@ -44,7 +44,7 @@ static struct at at_backward_ranges(struct at whole) {
     at.range_slot = SLOT_RANGE;
     return at;
 }
-// Moves *at to the loop's next range, at first to its first. Returns false, with *at unusable, where no range is left.
+// Moves *at to the loop's next range, of which planning has only one. Returns false, *at unusable, where none is left.
 static bool at_next(struct at *at, struct timeline_loop *loop) {
     const bool more = timeline_loop_next(&at->m->timeline, loop);
     at->first = loop->first;

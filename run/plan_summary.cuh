@@ -162,7 +162,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the micro-batch doubled 1 to 4 times while `limit` and the batch allow, unless auto chose. Returns whether so.
+// Prints the largest doubled micro-batch, up to 16 times, that `limit` and the batch allow. False: none, or auto chose.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;

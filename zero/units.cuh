@@ -190,7 +190,7 @@ static float *zero_gradient(struct zero *z, const struct tensor *t) {
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
-// Blocks later work of the device until the collectives of a unit's `tickets` (buckets) are done, and clears them.
+// Blocks later device work until the unit's `tickets` (buckets) are done; clears these. z->collectives must be set.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);

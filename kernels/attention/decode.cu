@@ -150,7 +150,7 @@ void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int3
 enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
 enum { DECODE_VECS = 4 }; // vectors of a value that are summed in registers at a time
 
-// Returns elements [v * XVEC_LANES, (v + 1) * XVEC_LANES) of a head, 0 past its D.
+// Returns elements [v * XVEC_LANES, (v + 1) * XVEC_LANES) of a head, 0 past its D. v * XVEC_LANES <= D.
 static inline xvec decode_vec(const floatX *head, int v, int D) {
     const int rest = D - v * XVEC_LANES;
     return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);

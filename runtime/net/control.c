@@ -109,7 +109,7 @@ static void control_queue_contribution(struct control *c) {
     x->sent = true;
 }
 
-// Does the exchange, goodbye or exit that callers asked for, as far as it can now. False: the thread is to end.
+// Does the exchange, goodbye or exit that callers want, as far as it can. False: the thread must end. Takes the mutex.
 static bool control_serve(struct control *c) {
     bool all_said_goodbye = true;
     pthread_mutex_lock(&c->mutex);

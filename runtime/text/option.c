@@ -189,7 +189,7 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// Returns how a number is out of range, a constant text; the row's limits, which the message names next, say the rest.
+// Returns how a number is out of range, a constant text. overflow: the type can't hold the number: too large or near 0.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";
