@@ -46,8 +46,8 @@ bool mixture_is_named(const char *text) {
 
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// name (size bytes) = a pattern's last `folders` + 1 components, up to a comma, without wildcards, .bin or .idx, and
-// outer separators. Returns whether the pattern has more; name is set in any case.
+// Writes to name (size bytes) the last `folders` + 1 components of a whole list of patterns, cut at their first comma,
+// without wildcards, a last .bin or .idx, and outer separators. Returns whether the list has more components.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;

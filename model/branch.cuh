@@ -257,7 +257,8 @@ static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear p
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// Goes back from b->d_input through any norm before b (norm_gradient); adds the result to d_residual. Opens a phase.
+// Adds b->d_input, back through any norm before b (norm_gradient, stream_sink), to d_residual. Opens a phase. With
+// parallel branches the MLP's call is the last.
 static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -50,7 +50,7 @@ static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8
 static enum activation_id attention_input_id(const struct gpt *m) {
     return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
 }
-// Returns the place of q, k and v in FP8, (N, qkv_width), where layer l attends so, live in this phase; NULL: planning.
+// Returns where q, k and v lie in FP8, (N, qkv_width), live in this phase; NULL: planning. Only where attends_in_fp8.
 static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
     return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
 }

@@ -241,7 +241,7 @@ static void write_plan(struct run *r) {
     if (*r->config->memory.plan_picture)
         plan_write_picture(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
-// Chooses what the options leave to the run, by free memory, and plans the model as r->model. Every rank calls this.
+// Chooses open options, not attention's, by r->fit and free memory. Plans a new r->model, frees none. Every rank calls.
 static void choose_plan(struct run *r) {
     if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);

@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes the lock into config->out_lock; -1: no --out. Only warns where locks are impossible. Returns NULL or an error.
+// Takes config->out_lock; -1, no error: the folder is missing. Only warns where locks are impossible. NULL or an error.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;

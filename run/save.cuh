@@ -245,7 +245,7 @@ static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t wri
     saver->last_step = step;
     return checkpoint_part_begin(&job->tensors.part, job->root, step, writer, job->rank);
 }
-// Gives up this rank's part of a checkpoint that was begun and is not written; on rank 0 the whole checkpoint.
+// Gives up this rank's part, if begun, and on rank 0 the whole checkpoint. Each rank calls this instead of saver_save.
 static void saver_give_up(struct saver *saver) {
     struct save_tensors *tensors = &saver->job.tensors;
     checkpoint_part_abandon(&tensors->part);

@@ -451,8 +451,8 @@ static void start_from_adapters(struct config *config) {
     peft_config_free(&peft);
 }
 
-// Finds the checkpoint or the model that the run starts from, if any, and sets its options. Ends the program where it
-// is bad, or a new run would write among an older run's checkpoints. Every rank calls this.
+// Sets options by the checkpoint or model that the run starts from, if any, and by rows of finetuning data. Ends the
+// program where a start is bad, or a new run would write among an older run's checkpoints. Every rank calls this.
 static void start_find(struct config *config) {
     enum architecture architecture;
     if (strcmp(config->checkpoints.checkpoint_architecture, "auto") != 0 &&

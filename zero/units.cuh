@@ -203,7 +203,7 @@ static void zero_wait_for_updates(struct zero *z) {
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins copying parameters [at, at + n) of z's layout from z->params + place to the unit's `whole`. Returns a ticket.
+// Begins copying parameters [at, at + n) of z's layout, on the host at z->params + place, to `whole`. Returns a ticket.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),

@@ -302,7 +302,7 @@ DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, fl
             a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
     }
 }
-// Adds the last P V to O, waits, and meanwhile calls sm90_finish_rows. O is not divided by the rows' sums yet.
+// Adds the last P V to O, waits, releases V; meanwhile calls sm90_finish_rows. O is not multiplied by `factor` yet.
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                       const struct sm90_forward_arguments &a, int head, int first) {

@@ -314,7 +314,7 @@ static const char *control_listen_at(struct control *c, const struct launch *lau
     return NULL;
 }
 
-// Closes the connections, but not the listener, and frees c, whose thread has ended or was never started.
+// Closes the connections, but not the listener, and frees c, which no thread and no exit function (at_exit) uses.
 static void control_free(struct control *c) {
     for (int r = 0; r < c->ranks && c->links; r++) {
         control_link_close(&c->links[r]);

@@ -142,7 +142,7 @@ void control_link_add(struct control_link *link, const struct control_frame *fra
 void control_link_send(struct control_link *link);
 // Receives, without waiting, a frame or, before its payload, the head: the caller then sets in_payload and calls again.
 enum control_event control_link_receive(struct control_link *link);
-// Closes the connection, if it is open, and drops the frames that wait. Frees nothing.
+// Closes the connection, if open, and drops the frames that wait. Frees nothing; `broken` and half frames' counts stay.
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
