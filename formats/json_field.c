@@ -92,7 +92,7 @@ static bool take_escape(struct json_scan *scan, unsigned char *out, int *count) 
     *count = utf8_encode(code, out);
     return true;
 }
-// Takes a string with its quotes. out (*out_bytes) = the text, no longer than in the line; NULL: nowhere, 0 bytes.
+// Takes a string with its quotes. out (*out_bytes) = the text, no longer than in the line; out NULL: *out_bytes = 0.
 static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_bytes) {
     const unsigned char *const begin = out;
     if (!take(scan, '"'))

@@ -248,7 +248,7 @@ static void unmap_index(const unsigned char *index, uint64_t bytes) {
         munmap((void *)index, bytes);
 }
 
-// Fills *file, except its path, from Megatron's dataset. Its index, maybe gigabytes, is mapped only while it is read.
+// Fills the zeroed *file, except path, documents and digest, from Megatron's dataset. Nothing stays open or mapped.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;

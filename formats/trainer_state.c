@@ -212,7 +212,7 @@ static const char *trainer_state_read_parts(struct trainer_state *state, const c
     return NULL;
 }
 
-// Checks that the member `key` is an object of texts, for trainer_state_option; nothing is stored.
+// Returns NULL, or an error: member `key` is missing, or no object of texts for trainer_state_option. Stores nothing.
 static const char *trainer_state_read_options(const struct trainer_state *state, const char *key, const char *name,
                                               struct error_text *error) {
     json_t *options, *value;

@@ -56,8 +56,8 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// Returns this phase's scratch memory, enough for each range; NULL when planning. It begins with linear_weight_bytes
-// for the layer's weight; the rest is for one product or the adapter at a time.
+// Returns this phase's scratch memory of a layer not in FP8, enough for each range; NULL when planning. The memory
+// begins with linear_weight_bytes for the layer's weight; the rest is for one product or the adapter at a time.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);

@@ -87,7 +87,7 @@ static const char *save_bytes(struct save_tensors *s, uint64_t offset, const voi
     return s->pass == SAVE_BY_ONE ? checkpoint_file_write(&s->writer, bytes, count)
                                   : checkpoint_part_write(&s->part, offset, bytes, count);
 }
-// Writes values (n) as a tensor's elements from `first` on, F32 or rounded to BF16. Returns NULL, or what went wrong.
+// Writes values (n), F32 or BF16, from element `first` on (SAVE_BY_ONE: appends). Returns NULL, or what went wrong.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
                                const float *values, int64_t n) {
     uint64_t offset = s->data_begin + entry->begin + (uint64_t)first * safetensors_dtype_bytes(entry->dtype);

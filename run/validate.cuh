@@ -4,8 +4,8 @@
 #include "run/ranks.cuh"          // share_losses, grant_request
 #include "run/run.cuh"            // struct run
 
-// The number of micro-batches that validation takes, of all ranks together: at most --val-steps. A rest smaller than a
-// micro-batch is left out, except of finetuning examples, or where the rest is all.
+// The number of micro-batches, of all ranks, that validation of r->val's part (dataloader_take_part) takes: at most
+// --val-steps. A rest smaller than a micro-batch is left out, except of finetuning examples, or where the rest is all.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;

@@ -140,8 +140,8 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Waits for a part's reductions, then adds the part of `whole`, the unit's buffer, to `sum`, the stored part, on the
-// device; where gradients are on the host, add_squares follows (with ws). Does nothing when planning.
+// Waits for a part's reductions, then adds the part of `whole`, a unit's buffer, to `sum`, the stored part; overwrites
+// `sum` in a step's first micro-step. Gradients on the host: add_squares follows (with ws). Does nothing when planning.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;

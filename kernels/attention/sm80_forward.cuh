@@ -232,8 +232,8 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typ
                                             warp_row, 0, state.o);
 }
 
-// Computes plan::QUERIES queries of one head per block, the blocks with the most keys first. Keys are visited from the
-// diagonal down to the first that any query sees, so that a row's maximum is finite from its first tile on.
+// Computes plan::QUERIES queries of a head per block of flash_grid, with plan::SHARED_BYTES. Writes a.out and, unless
+// NULL, a.lse. Blocks with the most keys start first. Keys go from the diagonal down: a row's first tile has a maximum.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(const typename plan::arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;

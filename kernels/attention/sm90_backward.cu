@@ -775,7 +775,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Writes the columns' sums of a tile of a head's dQ, rows at `shared`, to a.bias_partial. All call, then synchronize.
+// Writes sums of dQ's columns (rows at `shared`; scratch memory after) to a.bias_partial. All call, then synchronize.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {

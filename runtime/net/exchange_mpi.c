@@ -113,7 +113,7 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves each block's nth message, and waits; the first of an empty block too, so that a rank that expects more notices.
+// Moves each block's nth message, and waits; the first of an empty block too, so that a rank that expects more ends.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
                                   const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;
