@@ -600,7 +600,7 @@ static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) 
         tokens += loader->parts[i].total_tokens;
     return tokens;
 }
-// Returns the epochs of a part, as 1.5, that the run takes before `sample`, which is mixture.first_sample or later.
+// Returns the epochs of a part, as 1.5, taken since the run's start, before `sample` (mixture.first_sample or later).
 static inline double dataloader_epochs(const struct dataloader *loader, int part, uint64_t sample) {
     double more;
     const uint64_t taken = mixture_taken(&loader->mixture, part, sample),

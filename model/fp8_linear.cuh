@@ -298,8 +298,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Casts fc's gradient, of dact (rows, F) and the MLP's activation at fc (rows, fc_width), in this phase, then goes back
-// through the first linear layer into D_NORM2, in two more phases. activation_is_fused holds.
+// Casts fc's gradient, of dact (rows, F) and the MLP's activation at fc (rows, fc_width), in this phase, with a trained
+// bias's gradient. Then calls linear_backward_fp8, to D_NORM2, in two more phases. activation_is_fused holds.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

@@ -184,7 +184,7 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
 static floatX *piece_update(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
-// Enqueues Muon's momentum of a piece, and what is orthogonalized (piece_update). memory: the operands, on the device.
+// Enqueues Muon's update of a piece's momentum in `memory` (device) by gradients there, and writes piece_update(u, p).
 static void compute_momentum(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct muon_momentum_range r;

@@ -400,7 +400,7 @@ static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state
         }
     device_synchronize(dev);
 }
-// native (host memory) = elements [at, at + n) of a state, as stored, under optimizer_copy_state's conditions.
+// Copies what this rank holds of a state's [at, at + n) to `native`, host memory, packed as optimizer_copy_state says.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_copy_state(o, id, at, n, (char *)native, TRANSFER_TO_HOST);

@@ -13,7 +13,8 @@ static struct gpt *gpt_record(const struct config *config, struct recompute_poli
     free(frozen);
     return m;
 }
-// Creates a model with a placed plan, for gpt_allocate; gpt_destroy frees it. Takes over the policy. *dev must stay.
+// Creates a model with a placed plan, for gpt_allocate; gpt_destroy frees it and `policy`. *dev and the texts of config
+// must stay.
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = gpt_record(config, policy, backend, dev);

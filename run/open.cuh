@@ -281,8 +281,8 @@ static void plan_again(struct run *r) {
     r->planned_again = true;
     write_plan(r);
 }
-// Connects the ranks, allocates r->model and fills in initial parameters. A plan by free memory that no longer fits is
-// made again, which replaces r->model and options; one that does not fit ends the program. Every rank calls this.
+// Connects the ranks, allocates r->model, sets initial values; load_model follows. A plan by free memory that no longer
+// fits is made again, which replaces r->model and options; one that does not fit ends the program. Every rank calls.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     plan_again(r);

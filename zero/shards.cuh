@@ -91,8 +91,8 @@ static int64_t shards_place(const struct shards *s, const struct bucket *b, int6
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// Finds the next range of [*at, end) in this rank's buffer, whole or sharded (then of one bucket): sets *at, and *place
-// to the index of *at there. Returns the number of elements, by which the caller moves *at on; 0: nothing is left.
+// Finds the next range of [*at, end), which may span buckets, in this rank's buffer; sharded, a range is in one bucket.
+// Sets *at, and *place to the index of *at there. Returns the length, which the caller adds to *at; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

@@ -177,7 +177,7 @@ static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }
 
-// factors = dropout's, of `panels` <= FLASH_PANELS blocks of P^T from panel `first` on of `strip`; queries past T: 0.
+// Fills factors (panels, key, query) by dropout: queries of `strip`, past T 0; <= FLASH_PANELS panels, `first` on.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;

@@ -233,7 +233,7 @@ static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
 
-// out (THIN_STEPS, THIN_COLUMNS) = a tile of the wide operand, tokens from t on, by thin_column; 0 past the ends
+// Writes out (THIN_STEPS, THIN_COLUMNS): THIN_TOKENS tokens of a tile of `wide` from t on, by thin_column; 0 past ends.
 static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t tile, int64_t t) {
     const int64_t first = tile * THIN_COLUMNS, depth = x->g->depth, ld = x->wide->ld;
     const int64_t tokens = gemm_min(THIN_TOKENS, depth - t), columns = gemm_min(THIN_COLUMNS, x->wide_cols - first);
