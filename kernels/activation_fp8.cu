@@ -160,7 +160,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Casts the 1 or 2 `outputs`, each (N, F), that `fill` makes of `from`, and merges their amax, as the cuda target does.
+// Does what the cuda target's activation_cast does with the 1 or 2 `outputs`, each (N, F), that `fill` makes of `from`.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

@@ -17,8 +17,8 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 // partial sums, so the wgrad product sums or, in FP8, the cast; without a trained bias nothing does.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection (bias trained, on a GPU, not in FP8): the norm after it; else the op of
-// dropout and multiplier; else the norm whose backward makes the stream's gradient, if in one call; else wgrad.
+// Returns bias_source of a branch's projection (bias trained, on a GPU, not in FP8; not the MLP's in ranges): the norm
+// after it; else dropout and multiplier's op; else the norm that makes the stream's gradient in one call; else wgrad.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient

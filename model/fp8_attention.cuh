@@ -143,7 +143,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Computes dqkv (N, qkv_width) of FP8 attention, in full or in bf16, RoPE undone, in this phase; merges options.amax.
+// Writes dqkv (N, qkv_width), RoPE undone, in this phase: FP8 from dout_codes, or bf16 from D_ATT. Merges options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

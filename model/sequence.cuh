@@ -58,7 +58,7 @@ static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
-// Returns spans, if has_spans, of layers whose window hides keys (`window`) or not, live in this phase; NULL: planning.
+// Returns spans, live in this phase, of layers whose window hides keys or not. Called if has_spans. NULL: planning.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",

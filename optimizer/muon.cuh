@@ -436,7 +436,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues, in runs only, copies of this rank's matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`.
+// Enqueues copies of own matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`. Never in planning.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];

@@ -422,8 +422,8 @@ static void optimizer_initialize(struct optimizer *o) {
     }
 }
 
-// Uploads what this rank holds of elements [at, at + n) of a state that it holds, in one format of `width` bytes an
-// element; `at` may be any. values: (n) in host memory, which must stay until the device was waited for.
+// Writes what this rank holds of elements [at, at + n), any `at`, of a state that optimizer_holds: on the host at once,
+// on the device enqueued. No update is in flight. values: (n) of `width` bytes, stay until the device was waited for.
 static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
                                       int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;

@@ -79,7 +79,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Judges, on the device, a backend beside the choice by rule. reason (size bytes) = why it is not timed; "": it is.
+// Runs a backend's self-check on the device; only asks fused. reason (size bytes) = why the backend isn't timed, or "".
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;

@@ -89,8 +89,8 @@ static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const stru
     return option_text(text, &config_rows[row], &defaults);
 }
 
-// Takes over, as given, --recompute-granularity auto's choice for the checkpoint's run, whose given options config has.
-// Keeps each option in by_user, the command line's; does nothing where the granularity is in by_user, or not auto.
+// Sets, and marks in config->given, what --recompute-granularity auto chose in the checkpoint's run; config has options
+// given to that run. Options in by_user stay. Does nothing where the granularity is in by_user, or not auto.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
     char text[OPTION_TEXT];

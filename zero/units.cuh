@@ -116,7 +116,7 @@ static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_
     z->last_micro_step = last_micro_step;
 }
 
-// The number of elements of a unit in a flat buffer, padding included; 0: the unit has no tensor of the kind.
+// The number of elements of a unit in a flat buffer, padding included; 0: no tensor of z's kind, trained or frozen.
 static int64_t unit_elements(const struct zero *z, int unit) {
     return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
 }
