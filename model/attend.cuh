@@ -130,7 +130,7 @@ static struct attention_backward_options attention_options_of(struct gpt *m, int
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     return options;
 }
-// Writes D_QKV, RoPE undone, from D_ATT or its cast, in this phase; with QK norm: the gradient of the norm's output.
+// Writes D_QKV, RoPE undone but not QK norm, and D_QKV's bias sums and amax, from D_ATT or its cast, in this phase.
 static void attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -80,7 +80,7 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-// Returns where the gradient of PARAM_WTE or PARAM_WPE goes; sums NULL: planning or, with rows 0, frozen or absent.
+// Returns where table id's gradient goes. add: accumulates(m), also if tied. sums NULL: planning or, rows 0, untrained.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};

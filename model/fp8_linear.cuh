@@ -232,7 +232,7 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts dout (N, outputs) as gradient_cast says, in this phase; takes the amax first unless gradient_has_amax.
+// Casts dout (N, outputs) and sums a trained dbias (gradient_cast), in this phase; before, any amax not yet taken.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;

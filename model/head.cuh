@@ -83,9 +83,9 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sets results->loss, in device memory, to the losses' sum and the number of targets that count, by final_norm_buffer.
-// Opens phases. In training writes d_residual, makes the head's and final norm's gradients (accumulates: adds), and
-// begins to reduce unit_of_head's (no tied weight's). dloss: factor of each token's gradients.
+// Sets results->loss, on the device, to the losses' sum and the number of targets that count, from final_norm_buffer as
+// the last layer filled it. Opens phases. In training writes d_residual, makes the head's and final norm's gradients
+// (accumulates: adds), and begins to reduce unit_of_head's (no tied weight's). dloss: factor of each token's gradients.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -35,7 +35,7 @@ static bool restarts_positions(const struct gpt *m, enum pass pass) {
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }
-// Returns (N), the row of its sequence where a token's document begins, live in this phase; NULL: planning, or no need.
+// Returns (N), each token's document's first row in its sequence, live in this phase; NULL: planning, !has_documents.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }

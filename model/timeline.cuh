@@ -148,8 +148,8 @@ static void timeline_enter_region(struct timeline *t, enum region r) {
     t->phase = t->region_first[r] - 1;
 }
 
-// Begins the next phase of the region that timeline_enter_region entered; planning records it, named "GROUP layer 3:
-// OP", or "GROUP: OP" for layer -1. A run or dry run must begin the planned phases in their order; no name is checked.
+// Begins the next phase of timeline_enter_region's region. Planning records the phase, named "GROUP layer 3: OP", or
+// "GROUP: OP" for layer -1. Runs and dry runs must begin the planned phases in their order; no order is checked.
 static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;
@@ -201,8 +201,8 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// Returns the address of a buffer of a packed arena (timeline_pointer) in runs and dry runs; else makes it live in this
-// phase and returns NULL. *id: its number in the plan; -1: not there: the call adds the buffer by the later arguments.
+// Returns timeline_pointer of *id in runs and dry runs: aborts for -1 and for a buffer not live now. Else returns NULL
+// and makes the buffer, of a packed arena, live in this phase; for *id -1 first adds the buffer by the later arguments.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)

@@ -405,7 +405,7 @@ static void optimizer_download(const struct optimizer *o, enum optimizer_state i
                                void *native) {
     optimizer_copy_state(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
-// Sets elements [at, at + n) of a state to `native`, as optimizer_download copies them. Returns when that is done.
+// Sets this rank's part of a state's [at, at + n) to `native`, packed as optimizer_copy_state says. Returns when done.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
     optimizer_copy_state(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }

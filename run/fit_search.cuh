@@ -315,7 +315,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 
 // ---- The search ----
 
-// Calls fit_learn_groups for a node's choice, and estimates anew all nodes whose groups are known by this.
+// Calls fit_learn_groups for a node's choice. Nodes known by this get a new estimate and percentage, or are out.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_learn_groups(q, &c);

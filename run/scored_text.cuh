@@ -45,7 +45,7 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes a text with its context, by encode_scored: `special`, unless the text begins with the prefix token's text.
+// Encodes a text that begins with its context: in the template, unless the prefix token's text is already in front.
 static int32_t *encode_with_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
                                     const char *where) {
     const struct tokenizer *t = &r->tokenizer;

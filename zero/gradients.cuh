@@ -124,8 +124,8 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// sum (b->shard) += this rank's shard of bucket b in `whole`, its unit's gradients; = in a step's first micro-step. sum
-// is of grads_format, bf16 rounded stochastically. Gaps between tensors are not written.
+// Adds this rank's shard of bucket b in `whole`, the unit's gradients, to `sum`, b->shard elements of grads_format
+// (bf16 rounded stochastically); in a step's first micro-step overwrites `sum`. Does not write gaps between tensors.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,

@@ -225,7 +225,7 @@ static inline float decode_weights(vec *p, int n, float max) {
     return vec_sum(sum);
 }
 
-// out = softmax(cap(scale q K^T)) V of one head over `count` > 0 keys, online, by runs of keys, in units of ln 2.
+// Writes to out (D) softmax(cap(scale q K^T)) V of one head's q (D); keys and values: (count > 0, D), without gaps.
 static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count,
                         struct attention_shape shape) {
     const int D = shape.head_dim;
