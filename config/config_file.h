@@ -161,7 +161,7 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the file's run chose the option: not in `given` (NULL: false), and `value` is left_open's, else the default.
+// Whether the run chose the value: not in `given` (NULL: false), and left_open's, else default. Errors end the program.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -181,8 +181,8 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets, and counts as given, options in --config's file that were neither given before nor left open by the file's run.
-// Strings point into config->file, set here. No --config, an unreadable file, a wrong name or value end the program.
+// Sets, and counts as given, options in --config's file, unless given before, or left open by the file's run and not
+// edited since. Strings point into config->file, set here. No --config, an unreadable file, a wrong entry end the run.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

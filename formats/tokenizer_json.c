@@ -227,8 +227,8 @@ static const char *normalize_added(struct tokenizer_reader *r, struct added_toke
     return NULL;
 }
 
-// Fills entry `number` of the added tokens, whose id's range and content allocate_tokens has checked. The id becomes a
-// TOKEN_ADDED with this text; one that is a TOKEN_BPE keeps its bytes.
+// Fills entry `number` of the added tokens, which allocate_tokens checked, after vocabulary and normalizer are read.
+// The id's kind becomes TOKEN_ADDED in any case. The id gets this text, or, if it was a TOKEN_BPE, keeps its bytes.
 static const char *read_added_token(struct tokenizer_reader *r, const json_t *token, size_t number,
                                     const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;

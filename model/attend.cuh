@@ -103,7 +103,7 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes ATT (in input_sink) and SOFTMAX in a new phase, if one is wanted; in generation stores k and v in the cache.
+// Computes ATT (in input_sink) and SOFTMAX in a new phase, if one is wanted; if generates(pass) caches k and v.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))

@@ -107,7 +107,7 @@ static bool norm_is_wanted(struct at at, const struct branch *b) {
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
-// Normalizes a branch's input, in a phase of its own, where wanted and where no addition did it (fused_norm).
+// Makes what is wanted of the norm before a branch, output or statistics, in a new phase, unless a fused_norm did.
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
         is_mlp(b) ? attention_sum_is_wanted(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;

@@ -60,8 +60,8 @@ static void offload_layer(struct gpt *m, int l) {
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
-// Returns the members of layer k's offloaded activations that the backward of the group [first, last] reads: the
-// group's input, and all that its layers keep but the last one's output, which is the input of the group above.
+// Returns the members of layer k's offloaded activations that the backward of the group [first, last] reads. k goes
+// from first - 1 (-1: the embedding), whose output is the group's input, to last, whose output the group doesn't read.
 static uint32_t fetched_activations(const struct gpt *m, int first, int last, int k) {
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;

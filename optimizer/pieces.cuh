@@ -212,7 +212,7 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
-// Enqueues a piece's moving averages or, for WORK_SWAP, swaps averages and parameters. memory: operands, on the device.
+// Enqueues averages (early by u->adamw.step: lower decay) or WORK_SWAP's swap with parameters. memory: on the device.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;

@@ -85,8 +85,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto; empty: it can. If all
-// else allows fused, loads cuDNN and, on an open GPU, runs fused_check: no graph may be recorded before.
+// Writes to `reason` (size bytes) why fused can't be used or, for auto, takes too much workspace; empty: it can. May
+// load cuDNN and run fused_check: check flash before, record graphs after. A wrong variable ends the program.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.

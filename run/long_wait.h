@@ -17,7 +17,7 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
-// Whether the wait at hand has lasted as long as it may. The caller holds watch->mutex.
+// Whether the wait at hand has lasted as long as it may. The caller holds watch->mutex, and watch->waits is true.
 static bool long_wait_is_over(const struct long_wait *watch) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -48,7 +48,7 @@ static void report_numa(const struct run *r) {
                 nodes, nodes);
 }
 
-// Prints what a token sees, and how rotary frequencies are scaled, where options say so.
+// Prints options of windows, rotary scaling and documents (attention, positions, targets), a row each where set.
 static void report_positions(const struct run *r) {
     const struct config *c = r->config;
     char type[OPTION_NAME];

@@ -398,8 +398,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// Waits for Q of a step, a tile of queries of one head, and begins S^T in state.s: the step's first part. With EARLY it
-// is called within the third part of the previous step, so that the tensor cores find S queued after dK.
+// Begins S^T of a step, a tile of queries of one head, in state.s: the step's first part. Waits for Q; K has arrived.
+// With EARLY the previous step's third part calls, so that the tensor cores find S queued after dK. The caller waits.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);

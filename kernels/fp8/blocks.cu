@@ -69,7 +69,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Stores eight columns' numbers in the warp's line of `to` (warps, 128). Lanes l and l + 16 hold the same: half each.
+// Stores group lane % 16's columns in the warp's line of `to` (warps, 128), at fp8_blocks_word; lanes l, l + 16 agree.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;

@@ -332,7 +332,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up all but the connections in the zeroed c, for control_free after an error too. address NULL: `launch` has it.
+// Fills in the zeroed c, for control_free after an error too. No socket or thread is made. address NULL: launch's.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {

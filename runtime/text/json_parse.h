@@ -73,7 +73,7 @@ const char *json_opt_string(const json_t *object, const char *key, const char *f
 // *result = the object that a member is, which `object` owns; NULL: absent or null; an error: what is there instead.
 const char *json_opt_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error);
-// *result = the array that a member is, which `object` owns; NULL: absent or null; an error: what is there instead.
+// Sets *result to a member that is an array, owned by `object`; NULL: absent, null. After an error: the wrong value.
 const char *json_opt_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 __END_DECLS
