@@ -8,7 +8,7 @@
 #include "run/run.cuh"             // struct run
 #include "run/same_data.h"         // data_refusal, resume_same_data
 #include "formats/trainer_state.h" // trainer_state.json
-#include "runtime/files/links.h"   // file_stays_in_folder
+#include "runtime/files/links.h"   // path_is_below, file_stays_in_folder
 #include "runtime/machine/say.h"   // say_warning
 #include "run/text_files.cuh"      // find_text_file
 
@@ -252,12 +252,6 @@ static void check_checkpoints_folder(const struct run *r) {
         fail("%s: cannot be written: %s; name another folder by --out, or switch checkpoints off by "
              "--checkpoint-every 0",
              folder, strerror(errno));
-}
-
-// Whether a path begins with a folder's and a slash; false for "", no folder.
-static bool path_is_below(const char *path, const char *folder) {
-    const size_t length = strlen(folder);
-    return length > 0 && strncmp(path, folder, length) == 0 && (path[length] == '/' || folder[length - 1] == '/');
 }
 
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.

@@ -4,13 +4,17 @@
 #include <stdlib.h> // realpath
 #include <string.h> // strrchr
 
+bool path_is_below(const char *path, const char *folder) {
+    const size_t length = strlen(folder);
+    return length > 0 && strncmp(path, folder, length) == 0 && (path[length] == '/' || folder[length - 1] == '/');
+}
+
 // Whether the resolved path lies below the folder, whose links are followed; false where the folder does not exist.
 static bool lies_in(const char *resolved, const char *folder) {
     char real[PATH_MAX];
     if (!realpath(folder, real))
         return false;
-    const size_t length = strlen(real);
-    return strncmp(resolved, real, length) == 0 && (resolved[length] == '/' || length == 1);
+    return path_is_below(resolved, real);
 }
 
 bool file_stays_in_folder(const char *path) {
