@@ -13,7 +13,7 @@
 #include <string.h>                   // strcmp, strlen
 
 // A layer keeps, in one of these forms, those inputs of its linear layers that no other op of its backward reads.
-// In FP8 they are transposed, as wgrad reads them. KEPT_FP8_ATTENTION: what attention reads and makes is in FP8 too.
+// Inputs in FP8 are transposed, as wgrad reads inputs. KEPT_FP8_ATTENTION: what attention reads and makes is FP8, too.
 enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS, KEPT_FP8_ATTENTION };
 
 // The shape of a layer, on which the sizes in the table depend.

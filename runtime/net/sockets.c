@@ -219,7 +219,10 @@ static const char *socket_candidate(const struct socket_address *address, const 
     const bool here = same_name && socket_same_interfaces(address, own);
     if (here && i == 0)
         return "127.0.0.1";
-    i += same_name ? here ? -1 : 1 : 0;
+    if (here)
+        i--;
+    else if (same_name)
+        i++; // leaves the name out
     if (i == 0)
         return address->host;
     return i <= SOCKET_INTERFACES && address->interfaces[i - 1][0] ? address->interfaces[i - 1] : NULL;

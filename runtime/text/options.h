@@ -77,7 +77,7 @@ __BEGIN_DECLS
 
 void options_set_defaults(const struct options *options, void *values);
 // Reads argv[1] on into `values`; other options' fields stay. given[row], false before, becomes true for options there.
-// Of one given twice the last wins, but a list gets both. Strings point into argv or options->values, or are joined
+// An option given twice has its last value, but a list both. Strings point into argv or options->values, or are joined
 // names of OPTION_FILES, never freed. --help, --version or an answer of list_values ends the program with status 0.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options, except those with given[row], from a preset: texts "name=value", each with its =, NULL after the last.
