@@ -259,12 +259,12 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether the step in flight must finish before the next one: its parameters are needed, or the device can't run ahead.
-static bool must_finish_now(const struct run *r) {
+// Whether a save, a validation, samples, the scoring of tasks or a check of replicas follow the newest enqueued step,
+// which must finish before them: its parameters are needed.
+static bool pause_due(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;
-    return !DEVICE_RUNS_AHEAD || save_due(r) ||
-           (r->val && due(c->evaluation.val_every, step, c->training.train_steps)) ||
+    return save_due(r) || (r->val && due(c->evaluation.val_every, step, c->training.train_steps)) ||
            due(c->evaluation.sample_every, step, c->training.train_steps) || tasks_due(r, step) ||
            replicas_check_due(r);
 }
@@ -286,16 +286,18 @@ static void train(struct run *r) {
         if (more)
             watched(r, enqueue_update);
         look_for_requests(r);
-        if (!more || !must_finish_now(r))
+        if (!more || (DEVICE_RUNS_AHEAD && !pause_due(r)))
             continue;
         finish_and_log_step(r);
         look_for_requests(r); // a signal may have broken off a validation
+        const bool pauses = pause_due(r);
         if (save_due(r))
             save(r);
         r->save_wanted = false;
         if (replicas_check_due(r))
             check_replicas(r);
-        step_starts(r);
+        if (pauses) // without a pause, a wait for the log or the standard output counts in the next step's time
+            step_starts(r);
     }
     if (stops_early(r) && !r->stopped && r->finished < c->training.train_steps)
         log_event(&r->log,

@@ -1,5 +1,6 @@
 """The program as its users meet it: options, messages, files, whole small runs. Needs only Python's standard
 library."""
+import fcntl
 import itertools
 import json
 import os
@@ -762,29 +763,58 @@ class Memory(Case):
 
 
 class Runs(Case):
+    def start_endless(self, name):
+        """A run of a million small steps, whose messages come by a pipe, and the path of its log."""
+        process = subprocess.Popen(
+            list(map(str, [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps",
+                           "1000000", "--checkpoint-every", "0", "--out", self.path + "/" + name])),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(process.__exit__, None, None, None)
+        self.addCleanup(process.kill)
+        return process, self.path + "/" + name + "/log.jsonl"
+
+    def assert_stands_out(self, process, said=""):
+        """Ends the run, and holds that it said of one step that it took 0.4 s or more (of two: the machine may stop too)."""
+        process.send_signal(signal.SIGTERM)
+        said += process.stdout.read()
+        self.assertEqual(process.wait(), 3, said)
+        stood_out = re.findall(r"step \d+ took (?:0\.[4-9]|[1-9])\S* s, \d+\.\d times the median of those before", said)
+        self.assertIn(len(stood_out), (1, 2), said)
+
     def test_a_step_that_stands_out_is_said(self):
         """A step that takes much longer than others is reported once, with how much longer it took: here a step that
         was stopped for half a second."""
-        command = [PROGRAM, *SMALL, "--train-data", self.path + "/t_train_*.bin", "--val-every", "0", "--train-steps", "1000000",
-                   "--checkpoint-every", "0", "--out", self.path + "/stands_out"]
-        path, begin = self.path + "/stands_out/log.jsonl", time.monotonic()
+        process, path = self.start_endless("stands_out")
+        begin = time.monotonic()
 
         def wait_for_bytes(size):
             while not os.path.exists(path) or os.path.getsize(path) < size:
                 self.assertLess(time.monotonic(), begin + 60)
                 time.sleep(0.002)
 
-        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            wait_for_bytes(40 * 150)  # some 40 lines
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.5)
-            process.send_signal(signal.SIGCONT)
-            wait_for_bytes(os.path.getsize(path) + 40 * 150)
-            process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=120)[0]
-        self.assertEqual(process.returncode, 3, said)
-        stood_out = re.findall(r"step \d+ took 0\.[4-9]\d* s, \d+\.\d times the median of those before", said)
-        self.assertIn(len(stood_out), (1, 2), said) # the machine itself may stop once
+        wait_for_bytes(40 * 150)  # some 40 lines
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        wait_for_bytes(os.path.getsize(path) + 40 * 150)
+        self.assert_stands_out(process)
+
+    def test_a_wait_between_steps_counts(self):
+        """Where steps wait for who reads the standard output (a terminal at Ctrl-S), this counts in a step's time, and is said."""
+        process, path = self.start_endless("waits")
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for line in process.stdout:
+            if line.startswith("step"):
+                break
+        size, begin = 0, time.monotonic()
+        while os.path.getsize(path) > size or time.monotonic() < begin + 1:
+            if os.path.getsize(path) > size:
+                size, begin = os.path.getsize(path), time.monotonic()
+            time.sleep(0.01)
+        said = ""
+        while os.path.getsize(path) < size + 40 * 150:
+            said += process.stdout.readline()
+        self.assert_stands_out(process, said)
 
     @unittest.skipIf(len(os.sched_getaffinity(0)) > 8, "with more than 8 cores, threads wait by OpenMP's own rule")
     def test_threads_spin_briefly(self):
