@@ -127,8 +127,6 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     t->dev = dev;
     t->planning = true;
     t->phase = -1;
-    for (int i = 0; i < t->workspaces_capacity; i++)
-        t->workspaces[i] = -1;
 }
 // Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }

@@ -497,6 +497,20 @@ static void half_a_line_is_taken_back(void **state) {
     remove_folder(&run);
 }
 
+static void allow_500_bytes_unheard(void) {
+    allow_500_bytes();
+    assert_non_null(freopen("/dev/null", "w", stderr));
+}
+static void a_warning_ends_the_progress_line_of_the_terminal(void **state) {
+    struct run run = run_in_new_folder(12, 5);
+    char output[8192];
+    run.prepare = allow_500_bytes_unheard;
+    run_in_terminal(&run, 40, "xterm", output, sizeof output);
+    assert_int_equal(count(output, "\rstep "), 12);
+    assert_int_equal(count(output, "\r\n"), 2); // before the warning, which goes elsewhere, and at the end
+    remove_folder(&run);
+}
+
 // Checks that a resumed run keeps the rows of steps that are done, and that neither what the user wrote into log.jsonl
 // nor damaged lines end what it keeps.
 static void a_resumed_run_keeps_the_rows_of_steps_done(void **state) {
@@ -561,6 +575,7 @@ int main(void) {
         cmocka_unit_test(folders_that_cannot_be_made_are_errors),
         cmocka_unit_test(a_full_disk_is_reported_once_and_training_goes_on),
         cmocka_unit_test(half_a_line_is_taken_back),
+        cmocka_unit_test(a_warning_ends_the_progress_line_of_the_terminal),
         cmocka_unit_test(the_log_of_an_earlier_run_is_kept),
         cmocka_unit_test(a_resumed_run_keeps_the_rows_of_steps_done),
     };

@@ -156,19 +156,22 @@ void log_open_events(struct log *log, const char *folder, int64_t first_step) {
     log->events = event_file_open(folder, first_step);
 }
 
-// Reports a failure, an errno, once and cuts an incomplete line off. Later lines are still tried: room may come.
-static void log_write_failed(struct log *log, int error) {
-    if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
-        errno = 0; // not a regular file: nothing in it can be removed
+// Warns that log.jsonl cannot be written, for the reason of an errno, after a line break if a progress line is open.
+// Does nothing from the second time on.
+static void log_warn_once(struct log *log, int error) {
     if (log->failed)
         return;
     log->failed = true;
-    fflush(stdout);
-    if (log->drawn)
-        fputc('\n', stderr);
+    log_end_line(log);
     say_warning("%s: cannot be written: %s; the run goes on, steps may be missing from the log", log->path,
                 strerror(error));
-    log->drawn = false;
+}
+// Reports a failed write by its errno, and cuts off the line that it left incomplete. Later lines are still tried:
+// there may be room again.
+static void log_write_failed(struct log *log, int error) {
+    if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
+        errno = 0; // not a regular file: nothing in it can be removed
+    log_warn_once(log, error);
 }
 
 // Appends bytes, a whole line, to log.jsonl. A failure is reported once, and the line is lost.
@@ -391,7 +394,7 @@ void log_close(struct log *log) {
     if (!log->line)
         return;
     if (close(log->file) != 0) // some file systems report a failed write here
-        log_write_failed(log, errno);
+        log_warn_once(log, errno);
     fclose(log->line);
     free(log->line_text);
     memset(log, 0, sizeof *log);
