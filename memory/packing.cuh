@@ -1,8 +1,8 @@
-// Packing buffers of known lifetimes into the least memory: offline dynamic storage allocation. Buffers are rectangles
-// (lifetime x bytes) that may only move up and down, packed to the least height. NP-hard in general (Garey & Johnson,
-// problem SR2), but a training step is regular. Two searches share the work: the skyline's (memory/skyline.cuh), and
-// stacks. Activations nest, since what is made first is freed last, so that stacking them, the longest-lived first, is
-// dense. What does not nest, such as a ZeRO unit's parameters, is fitted into gaps above.
+// Packs buffers of known lifetimes into the least memory (offline dynamic storage allocation). Buffers are rectangles,
+// lifetime x bytes, that may only move up and down; the lowest packing is sought. That is NP-hard in general (Garey &
+// Johnson, problem SR2), but a training step is regular. There are two searches: the skyline's (memory/skyline.cuh) and
+// the stacks' here. Activations nest, since what is made first is freed last: they make dense stacks, the longest-lived
+// at the bottom. Buffers that don't nest, such as a ZeRO unit's parameters, are fitted into gaps above.
 #pragma once
 #include "memory/skyline.cuh" // struct plan_item, struct skyline, its searches
 #include <stdbool.h>          // bool
@@ -15,7 +15,7 @@ struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of ticks and neighbors visited, some 3 ns each: by time, plans would differ between machines.
+// Work is the number of ticks and neighbors visited, some 3 ns each. It limits the search: by time, plans would vary.
 enum {
     PLAN_FIT_NEIGHBORS = 256, // an item with more fitted neighbors is put on top of them
     PLAN_FIT_PAIRS = 1000000, // most pairs of fitted items that are live together; beyond it more are stacked
@@ -23,13 +23,13 @@ enum {
     PLAN_PACK_WORK = 4000000  // limit of work
 };
 
-// The kinds of stacks: each leaves the shortest items, of which so many live at a time on average, to be fitted. With 0
-// every item that nests is stacked, which is fast and meets the bound of most plans. The others are for lifetimes that
-// nest by chance: of the values tried (0 to 48, singly and together) these leave the fewest plans above their bound.
+// The kinds of stacks. Each leaves its shortest items to be fitted, so many that plan_fitted_live live at a time on
+// average. 0 stacks all items that nest, which is fast and meets most plans' bound. The others are for lifetimes that
+// nest by chance: of the values tried (0 to 48, also together) they leave the fewest plans above the bound.
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
-// The state of the search for the lowest packing. Stacked items lie at the bottom, fitted ones above them in gaps.
+// The state of the search for the lowest packing. Stacked items lie at the bottom, fitted items above them in gaps.
 struct plan_packing {
     struct plan_item *items; // by falling length
     int count, ticks;
@@ -81,9 +81,9 @@ static bool plan_skyline_is_flat(const struct plan_packing *packing, const struc
     return differ == 0;
 }
 
-// Stacks items by falling length: an item goes on top of the items stacked in its ticks if no gap remains below it. The
-// first `forced` are stacked in any case; of the others never the shortest, so many that `live` of them live at a time
-// on average. Sets skyline, stack_height, the stacked items' offsets, and `fitted`: the items left over.
+// Stacks items, the longest-lived first: an item is put on the stack if no gap remains below it. The first `forced`
+// items are stacked even above gaps. Of the others the shortest are left out, so many that `live` of them live at a
+// time on average. Sets skyline, stack_height, the stacked items' offsets, and `fitted`, all other items.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;
@@ -109,7 +109,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
 }
 
-// The number of pairs of fitted items that live together, each item with itself too; twice where two begin together.
+// The number of pairs of fitted items that live together. An item and itself are a pair; equal begins count twice.
 static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     int *begun = (int *)plan_allocate((size_t)packing->ticks + 1, sizeof *begun); // [s]: items that began before tick s
     int64_t pairs = 0;
@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Runs plan_stack(live), with more items forced until plan_fitted_pairs is at most PLAN_FIT_PAIRS; sets floor, buckets.
+// Splits items into stacked and fitted ones, with at most PLAN_FIT_PAIRS pairs of fitted ones. Sets floor and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -145,7 +145,7 @@ static void plan_split(struct plan_packing *packing, int live) {
     }
 }
 
-// Adds a span to `spans` (PLAN_FIT_NEIGHBORS), sorted by begin. Beyond so many, spans are only counted, in *count.
+// Adds a span to `spans` (PLAN_FIT_NEIGHBORS), sorted by begin. A span that finds no room is only counted, in *count.
 static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
     if (*count < PLAN_FIT_NEIGHBORS) {
         int at = *count;
@@ -156,7 +156,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// Places a fitted item: in the tightest gap above its floor among placed fitted items that live with it, else on top.
+// Places a fitted item among the placed ones that live with it: in the tightest gap above its floor, or else on top.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = packing->floor[index];
@@ -192,7 +192,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     *newest = index;
 }
 
-// Fits plan_split's fitted items anew, in this order (fitted_count); keeps the packing in `best` if it is the lowest.
+// Fits all fitted items anew, in an order (fitted_count). Keeps the packing in `best` if it is the lowest so far.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int bucket = 0; bucket < packing->bucket_count; bucket++)
         packing->newest[bucket] = -1;
@@ -209,8 +209,8 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The initial orders of the fitted items. Chains are for lifetimes that overlap in a row, as offloaded ones: long items
-// by the end of their lives, the last first, each set into the place of the set after the next; short ones fill gaps.
+// The initial orders of the fitted items. Chains are for lifetimes that overlap in a row, as in offloading: they order
+// long items by the end of their lives, the last first, so that every other one shares a place; short items fill gaps.
 enum plan_order {
     PLAN_BY_LENGTH,
     PLAN_BY_AREA,
@@ -246,9 +246,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Promotes each item that ended above the bound in the last try: it is fitted earlier next time, by a fifth of its
-// place in the order (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse (measured: moving by
-// half the place leaves four times as many plans above the bound, to the front ten times). keys: (count) the order.
+// Promotes each item that the last try left above the bound: next time it is fitted earlier, by a fifth of its place in
+// the order (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse: by half the place, four times
+// as many plans stay above the bound, to the front ten times as many (measured). keys: (count) the order.
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -263,8 +263,8 @@ static bool plan_goes_on(const struct plan_packing *packing) {
            plan_is_worth(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
 }
 
-// Lowers packing->best: tries each kind of stack (plan_fitted_live) with each order, then with orders that plan_promote
-// improves, for at most 50 rounds, until the bound is met or the limit of work is reached.
+// Lowers packing->best, if it can: tries each kind of stack with each order of the fitted items, which plan_promote
+// improves from try to try. Ends after 50 rounds, at the bound, or at the limit of work.
 static void plan_pack_stacks(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
@@ -285,7 +285,7 @@ static void plan_pack_stacks(struct plan_packing *packing) {
     free(orders);
 }
 
-// Replaces packing->best by the skyline's lowest packing where that is lower.
+// Replaces packing->best by the skyline's lowest packing if that is lower.
 static void plan_keep_lower(struct plan_packing *packing, const struct skyline *skyline) {
     if (skyline->best_height >= packing->best_height)
         return;
@@ -293,8 +293,8 @@ static void plan_keep_lower(struct plan_packing *packing, const struct skyline *
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Sorts items (one or more) by length; sets `best`, offsets in this order, and best_height, SIZE_MAX before. The caller
-// allocates arrays and sets bound. Packs by skyline; if above the bound, in stacks; if by over 1 %, by chance.
+// Packs the items (at least one): sorts them by length, and sets best, their offsets in this order, and best_height.
+// The caller allocates the arrays, and sets bound, and best_height to SIZE_MAX.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

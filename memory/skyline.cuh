@@ -1,12 +1,12 @@
-// Packing buffers of known lifetimes from the bottom up, valley by valley.
+// Packs buffers of known lifetimes from the bottom up, valley by valley.
 //
-// The skyline is the top of what is placed, tick by tick; a run of ticks of one height is a segment, and one that is
-// lower than both its neighbors is a valley. Into a valley goes the first unplaced item of an order whose lifetime lies
-// within it. A valley that no item fits into is raised to its lower neighbor: the best-fit heuristic of Burke, Kendall
-// & Whitwell (2004) for fixed lifetimes. What fits into one valley fits into no other: they may be filled in turn.
+// The skyline is the top of what is placed, tick by tick. Ticks of one height in a row are a segment; a segment that is
+// lower than its neighbors is a valley. A valley takes the first unplaced item, in a given order, whose lifetime lies
+// within it; if there is none, the valley is raised to its lower neighbor. This is the best-fit heuristic of Burke,
+// Kendall & Whitwell (2004) for fixed lifetimes. An item fits into one valley only: it doesn't matter which is next.
 //
-// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound. Chains
-// of what arrives and leaves, as offloading makes, overlap like bricks of many sizes, and take more tries.
+// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound.
+// Offloaded buffers arrive and leave in chains, which overlap like bricks of many sizes, and take more tries.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <limits.h>                // INT_MAX
@@ -25,7 +25,7 @@ static void *plan_allocate(size_t count, size_t size) {
     return memory;
 }
 
-// A buffer as the packer sees it. Ticks are the phases in which some lifetime begins: the others constrain nothing.
+// A buffer as the packer sees it. Ticks are the phases in which some lifetime begins; other phases constrain nothing.
 struct plan_item {
     int first, last; // ticks
     int id;
@@ -59,7 +59,7 @@ enum skyline_order {
     SKYLINE_ORDERS
 };
 
-// Work, the number of ticks and items visited, bounds the search: by time, plans would differ between machines.
+// Work is the number of ticks and items visited. It limits the search: by time, plans would differ between machines.
 enum {
     SKYLINE_BLOCK = 16,               // ticks whose best unplaced item is kept at hand
     SKYLINE_WORK = 4000000,           // limit of work while the best is at most 1 % above the bound
@@ -114,7 +114,7 @@ static void skyline_update_block(struct skyline *s, int block) {
     s->work += SKYLINE_BLOCK / 4;
 }
 
-// Begins a try but for its segments: lists all items as unplaced, by first tick, then by place in `order` (count).
+// Begins a try: lists all items as unplaced, by first tick, then by place in `order` (count). Sets no segments.
 static void skyline_list(struct skyline *s, const int *order) {
     memcpy(s->unplaced, s->begun, (size_t)s->ticks * sizeof *s->unplaced);
     for (int i = 0; i < s->count; i++) {
@@ -129,7 +129,7 @@ static void skyline_list(struct skyline *s, const int *order) {
     s->work += 4 * s->count;
 }
 
-// Returns the unplaced item of the least rank that lives within the ticks `first` to `last`; -1: there is none.
+// Returns the first unplaced item, in the try's order, that lives within ticks [first, last]; -1 if there is none.
 static int skyline_pick(struct skyline *s, int first, int last) {
     int least = INT_MAX, picked = -1;
     for (int tick = first; tick <= last; tick++) {
@@ -148,12 +148,12 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns the first tick of the segment after the segment that begins in `tick`; -1: that segment is the last.
+// Returns the first tick of the segment after the segment that begins in `tick`; -1 if that segment is the last.
 static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Sets segment [tick, last], after segment `before` (-1: none). The caller sets before's end, and a rest past `last`.
+// Makes ticks [tick, last] a segment, after segment `before` (-1: none). The caller sets what is left of a cut segment.
 static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
     s->segment_last[tick] = last;
     s->segment_before[tick] = before;
@@ -173,7 +173,7 @@ static int skyline_join(struct skyline *s, int tick) {
     return before;
 }
 
-// Places an item that lives within the valley that begins in `tick`. Returns the first tick of the segment above it.
+// Places an item in the valley that begins in `tick`; it lives within. Returns the first tick of the segment above it.
 static int skyline_put(struct skyline *s, int tick, int index) {
     const struct plan_item *item = &s->items[index];
     const int last = s->segment_last[tick], before = s->segment_before[tick];
@@ -194,7 +194,7 @@ static int skyline_put(struct skyline *s, int tick, int index) {
     return skyline_join(s, item->first);
 }
 
-// Whether in each tick of the segment that begins in `tick` the bytes left to place fit below the ceiling.
+// Whether the bytes that are left to place fit below the ceiling in each tick of the segment that begins in `tick`.
 static bool skyline_fits(struct skyline *s, int tick, size_t ceiling) {
     const size_t room = ceiling - s->height[tick];
     size_t most = 0;
@@ -204,8 +204,8 @@ static bool skyline_fits(struct skyline *s, int tick, size_t ceiling) {
     return s->height[tick] <= ceiling && most <= room;
 }
 
-// Packs by an order (count), and keeps the packing where it is the lowest so far. Returns its height; SIZE_MAX: given
-// up, since it would be higher than the ceiling, or since s->work reached the limit.
+// Packs all items in an order (count), and keeps the packing if it is the lowest so far. Returns its height, or
+// SIZE_MAX where it gives up: the packing would be higher than the ceiling, or s->work is at the limit.
 static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, int64_t limit) {
     skyline_list(s, order);
     skyline_set_segment(s, 0, s->ticks - 1, -1, 0);
@@ -262,8 +262,8 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         order[i] = keys[i].item;
 }
 
-// Moves the items of an order (count) whose s->moves is set: from place i to before the first other item at place
-// tenths / 10 * i + shift or later. Moved items stay in order. Overwrites s->rank (a try's), s->moved, s->others.
+// Moves the items whose s->moves is set, within an order (count): from place i to just before the first other item at
+// place tenths / 10 * i + shift or later. They keep their own order. Overwrites s->rank, s->moved and s->others.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -281,8 +281,8 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Promotes the items of an order (count) that the last try left above the bound to so many tenths of their place
-// (squeaky-wheel optimization, Joslin & Clements 1999). Four and five in turn do better than one of them.
+// Promotes the items that the last try left above the bound: moves each, in an order (count), to `tenths` tenths of its
+// place (squeaky-wheel optimization, Joslin & Clements 1999). Four and five in turn do better than either.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
@@ -300,7 +300,7 @@ static bool skyline_are_alike(const struct plan_item *a, const struct plan_item 
     return a->bytes == b->bytes && plan_item_length(a) == plan_item_length(b);
 }
 
-// Moves the items of an order (count) with a random item's bytes and length by one random distance: layers stay alike.
+// Moves a random item of an order (count), and all that are alike, by one random distance, so that layers stay alike.
 static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     const struct plan_item *like = &s->items[skyline_chance(chance, s->count)];
     const int to = skyline_chance(chance, s->count);
@@ -313,10 +313,10 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Moves one to six items of an order (count), one by one, to the places of others, all within SKYLINE_NEAR ticks of an
-// item above the bound in s->best. In half of the calls, what is moved beside an item is moved beside each that is
-// alike. A packing near its bound is wrong in few places, as where backward begins; a move of all layers' items would
-// undo what is right. Returns false, nothing moved, if no item shorter than s->ticks / 4 is above the bound.
+// Moves one to six items of an order (count) that live within SKYLINE_NEAR ticks of a random item above the bound in
+// s->best, each to the place of another such item. In half of the calls it moves their likes near all items like that
+// one too. A packing near its bound is wrong in few places, as where backward begins: moving all layers' items would
+// undo what is right. Returns false, having moved nothing, if no item shorter than s->ticks / 4 is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -353,8 +353,8 @@ static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
 
 // ---- the search ----
 
-// Sets up a search, without a try, over items (count) that live in ticks [0, ticks); bound: their largest live sum. The
-// items must outlive the search, and stay in order. skyline_end frees the search.
+// Sets up a search over items (count), which live in ticks [0, ticks), and tries nothing yet. bound: the largest sum of
+// live bytes. The items must outlive the search, and stay in order. skyline_end frees the search.
 static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int ticks, size_t bound) {
     memset(s, 0, sizeof *s);
     s->items = items;
@@ -400,8 +400,8 @@ static void skyline_end(struct skyline *s) {
     free(s->moves);
 }
 
-// Whether a lower packing than `height` may exist and `work`, done so far, is below its limit: `most` where there is no
-// packing (height SIZE_MAX) or height is more than 1 % above the bound, `least` where it is at most 1 % above.
+// Whether to search on: a packing lower than `height` may exist, and `work`, done so far, is below the limit. The limit
+// is `least` where height is at most 1 % above the bound, else `most`. height SIZE_MAX: there is no packing yet.
 static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
@@ -409,8 +409,8 @@ static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t lea
     return work < (much ? most : least);
 }
 
-// Runs skyline_try with an order (count), a ceiling and a limit of s->work. The order becomes search->lowest where its
-// packing is no higher than search->lowest_height. s->best has the lowest packing of all searches.
+// Tries an order (count) by skyline_try, and keeps it in search->lowest if its packing is no higher than
+// search->lowest_height. s->best keeps the lowest packing of all searches.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);
@@ -420,7 +420,7 @@ static void skyline_search_try(struct skyline *s, struct skyline_search *search,
     memmove(search->lowest, order, (size_t)s->count * sizeof *order);
 }
 
-// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between, until the bound or the work's limit.
+// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between. Ends at the bound or the limit of work.
 static void skyline_search_by_promotion(struct skyline *s) {
     struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)s->count, sizeof *keys);
     for (int i = 0; i < SKYLINE_ORDERS; i++)
@@ -435,8 +435,8 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries repairs and random moves of promotion's lowest orders, at most SKYLINE_TURNS, and keeps what ends no higher,
-// until within 1 % of the bound or at the limit of work. Promotion finds in few rounds what it can, then leads astray.
+// Tries random changes, repairs and shuffles, of the lowest orders that promotion found, and keeps what ends no higher.
+// Ends after SKYLINE_TURNS, within 1 % of the bound, or at the limit of work. More promotion would lead astray.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
     for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);

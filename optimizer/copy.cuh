@@ -1,6 +1,6 @@
-// A checkpoint's parts, as they are stored: parameters and optimizer states of the elements that this rank writes; and
-// their copy in host memory, from which a checkpoint is written while the training goes on. From ZeRO stage 1 on
-// each rank writes its shards, the same in every stage; below it rank 0 writes everything.
+// A checkpoint consists of parts: the parameters, and each kind of optimizer state. Each part can be copied, as it is
+// stored, to host memory, from which the checkpoint is then written while the training goes on. From ZeRO stage 1 on
+// each rank writes its shards, which are the same in every stage; in stage 0 rank 0 writes everything.
 #pragma once
 #include "kernels/device_memory.cuh" // device_download
 #include "optimizer/state.cuh"       // optimizer_download
@@ -13,29 +13,29 @@ struct optimizer_copy {
     char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
 };
 
-// The number of ranks, from rank 0 on, that write a checkpoint: all where optimizer states are sharded, else 1.
+// The number of ranks that write a checkpoint: all of them where optimizer states are sharded, else only rank 0.
 static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
-// Whether this rank has any of a part, after optimizer_plan: of parameters always; of a state if its elements have it.
+// Whether this rank stores a part: always the parameters, a state only if optimizer_plan has planned memory for it.
 static bool part_is_kept(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// Finds the next range of flat elements [*at, end) that this rank writes; for ranks with optimizer_copy_writes. Sets
-// *at to the begin and *place to the begin's index in this rank's states. Returns the length, to add to *at; 0: none.
+// Finds this rank's next range within [*at, end) of the flat buffers. Sets *at to its first element, and *place to that
+// element's index in this rank's states. Returns the range's length, which the caller adds to *at; 0: none is left.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes of this rank's copy of a part before part_next's `place`, which STATE_BLOCK must divide.
+// The number of bytes before element `place`, a multiple of STATE_BLOCK from part_next, in this rank's copy of a part.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
 }
 
-// native (n), in host memory, = parameters [at, at + n) of the flat buffer, in one range that this rank holds. After an
-// update the caller has called zero_wait_for_updates, then waited for the device. Returns when the copy is done.
+// Copies parameters [at, at + n) of the flat buffer, one range that this rank holds, to `native` (n) in host memory.
+// Returns when the copy is done. After an update the caller first calls zero_wait_for_updates and waits for the device.
 static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *native) {
     int64_t first = at, place = 0;
     shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);
@@ -44,8 +44,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// Downloads elements [at, at + n), whole STATE_BLOCKs, of a kept part, as stored, from one range of part_next's. Groups
-// without the state take no bytes of `native`. The caller waits first as for parameters_download. Returns once copied.
+// Copies elements [at, at + n) of a kept part, as stored, to `native` in host memory: whole STATE_BLOCKs, in one of
+// part_next's ranges. Groups without the state take no bytes. First wait as for parameters_download. Returns when done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -53,7 +53,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Sets c->keeps; if true, which needs optimizer_copy_writes, plans host memory for kept parts, after optimizer_plan.
+// Plans host memory for a copy of each part if `keeps`, which only ranks that write may set. Follows optimizer_plan.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -64,14 +64,14 @@ static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer
                                       -1, part_offset(o, part, o->elements))
                            : -1;
 }
-// Sets c->parts, after arenas_allocate: each part's address in host memory; NULL: the copy has no such part.
+// Sets the addresses of the planned copy's parts, after arenas_allocate; NULL for a part that has no copy.
 static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int part = 0; part < STATE_PARTS; part++)
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Fills the copy (c->keeps) with what this rank writes; returns once filled. Wait before, as for parameters_download.
+// Fills the copy (c->keeps) with what this rank writes. First wait as for parameters_download. Returns when done.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -80,8 +80,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of a part; at and n: as for part_download. With c->keeps they are in the copy, as of
-// the last optimizer_copy_take, and need no wait; else in `room`, host memory of as many bytes, by part_download.
+// Returns elements [at, at + n) of a part, chosen as for part_download. With c->keeps they are in the copy, as of the
+// last optimizer_copy_take, and need no wait. Else part_download copies them to `room`, host memory of as many bytes.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -1,14 +1,14 @@
 // Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
 //
-// An element's momentum is where its gradient and parameter are (zero/shards.cuh). Only to be orthogonalized, a matrix
-// has an owner: the other ranks send it their parts of the update, and get back their parts of the orthogonal factor:
-//   update   each rank's own elements of the momentum's update: (places of the wave), in flat order
-//   whole    the matrices of the wave that this rank orthogonalizes, one after the other, each aligned
+// Each rank has the momentum of its own elements (zero/shards.cuh). But a matrix is orthogonalized whole, by one rank,
+// its owner. The others send the owner their parts of the update, and get back their parts of the orthogonal factor.
+//   update   (places of the wave) this rank's elements of the momentum's update, in flat order
+//   whole    the matrices of the wave that this rank owns, one after the other, each aligned
 //
-// Where each rank holds whole states (one rank, or ZeRO stage 0) each makes the whole update, and orthogonalizes the
-// matrices that it owns where they are; the owner then sends each factor to all others. A wave is a run of consecutive
-// tensors. Waves go from the last in flat order, the first layers', to the first, as the next forward needs those
-// layers first. One rank computes a matrix, in the same way for any number of ranks: stages 0 and 1 have the same bits.
+// Where each rank holds all states (one rank, or ZeRO stage 0), it makes the whole update, orthogonalizes its own
+// matrices where they are, and sends their factors to all others. A wave is a run of consecutive tensors. The last wave
+// in flat order comes first: it has the first layers, which the next forward needs first. A matrix is computed in the
+// same way for any number of ranks, so that stages 0 and 1 have the same bits.
 #pragma once
 #include "kernels/collectives.cuh"     // struct exchange_message, collective_exchange
 #include "optimizer/orthogonalize.cuh" // orthogonalize, struct newton_schulz
@@ -46,7 +46,7 @@ struct muon {
     struct flat_tensors table; // of the matrices, with the scale of their updates, in the device's memory
 };
 
-// Cuts a weight into ranges of rows: QKV by `split`, a gated FC in two; else one. Returns how many. cuts: (3 G + 4).
+// Cuts a weight by rows into matrices for Muon: QKV by `split`, FC in two if gated. Returns how many. cuts: (3 G + 4).
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -122,8 +122,8 @@ static int muon_costlier(const void *left, const void *right) {
     const struct muon_cost *a = (const struct muon_cost *)left, *b = (const struct muon_cost *)right;
     return a->flops != b->flops ? (a->flops < b->flops ? 1 : -1) : a->matrix - b->matrix;
 }
-// Gives matrices [first, end) to the ranks, the costliest first, each to the least loaded rank, of several the first.
-// Returns the flops of the most loaded rank. costs (end - first) and load (ranks) are scratch memory.
+// Gives matrices [first, end) their owners: the costliest first, each to the rank with the least load so far. Returns
+// the flops of the most loaded rank. costs (end - first) and load (ranks) are scratch memory.
 static double muon_assign_owners(struct muon *u, int first, int end, int ranks, struct muon_cost *costs, double *load) {
     double most = 0;
     for (int r = 0; r < ranks; r++)
@@ -143,7 +143,7 @@ static double muon_assign_owners(struct muon *u, int first, int end, int ranks, 
     }
     return most;
 }
-// Returns the index after the last matrix of a wave from `first` on: all of at most `tensors` tensors' matrices.
+// Returns the end of the wave from matrix `first` on that has the matrices of `tensors` tensors, or all that are left.
 static int muon_wave_end(const struct muon *u, int first, int tensors) {
     int end = first;
     for (int last = -1; end < u->count; end++)
@@ -154,7 +154,7 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Sets waves, of `tensors` tensors each, and matrices' owners. Returns the summed flops of each wave's busiest rank.
+// Makes waves of `tensors` tensors each and sets owners. Returns the sum of the most loaded ranks' flops of all waves.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -166,8 +166,8 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Sets owners and flops and makes waves, for muon_free: each of 1, 2, 4 ... tensors, the fewest with which the waves'
-// busiest ranks have in all at most 1.1 times an even share of the flops; if there is no such number, one wave of all.
+// Makes the waves, for muon_free, and sets owners and flops. A wave has 1, 2, 4 ... tensors, the fewest with which the
+// most loaded ranks' flops, summed over the waves, are at most 1.1 times an even share; else there is one wave.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -187,15 +187,15 @@ static void muon_make_waves(struct muon *u) {
     free(costs);
 }
 
-// Whether matrices are moved to be orthogonalized: where a rank lacks a part of them, or where they are not aligned.
+// Whether matrices are copied to be orthogonalized: because ranks have only parts of them, or one isn't aligned.
 static bool muon_needs_copies(const struct muon *u) {
     bool needs = optimizer_is_sharded(u->o);
     for (int i = 0; i < u->count; i++)
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's begin and stop, from matrices [first, end), then place and n (0 before): the span, in this rank's
-// states, of the elements of [begin, stop) that this rank has, with gaps between; n stays 0 where it has none.
+// Sets a wave's begin and stop to the span of its matrices [first, end), then place and n to the span, in this rank's
+// states, of what the rank has of [begin, stop). n must be 0 before; it stays 0 where the rank has nothing.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -208,7 +208,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The number of elements of a placed wave's `update` on any rank, at most; sharded, a shard of each bucket it touches.
+// The number of elements that a placed wave's `update` has at most on any rank: if sharded, its buckets' shards.
 static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -221,7 +221,7 @@ static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) 
     }
     return n;
 }
-// Sets waves' ranges, matrices' places in owners' `whole`, and sizes that suffice on any rank; most_whole 0: no copies.
+// Sets waves' ranges, matrices' places in `whole`, and sizes that suffice on any rank. most_whole 0: nothing is copied.
 static void muon_place(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t *used = (int64_t *)calloc((size_t)ranks, sizeof *used);
@@ -248,8 +248,8 @@ static void muon_place(struct muon *u) {
 
 // ---- messages ----
 
-// Finds m's next range, from element *at of the flat buffers on, in rank's shard of a bucket; unsharded, the rest of m.
-// Sets *at to the range's begin. Returns the length, which the caller adds to *at; 0: none is left.
+// Finds matrix m's next range, from element *at of the flat buffers on, in rank's shard of a bucket; if unsharded, it
+// is the rest of m. Sets *at to the range's begin. Returns the length, which the caller adds to *at; 0: none is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -285,8 +285,8 @@ static void muon_add_message(struct exchange_message *list, int *count, int rank
     list[*count].data = data;
     list[(*count)++].bytes = (size_t)n * sizeof *data;
 }
-// Lists a sharded wave's messages, in u->sends and u->receives, which the next list overwrites: each rank's ranges of a
-// matrix, in `update`, go to the matrix's place in the owner's `whole`. A rank's messages to itself are in both lists.
+// Lists the messages that bring a sharded wave's matrices to their owners: each rank's ranges go from `update` to the
+// matrix's place in the owner's `whole`. A rank's messages to itself are in both lists. The next lists overwrite these.
 static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -301,7 +301,7 @@ static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_w
     }
     return moves;
 }
-// Lists, as muon_moves_of does, a wave's messages where each rank holds everything: owners send factors to all others.
+// Lists, like muon_moves_of, the messages that send a wave's factors from owners to all others, if nothing is sharded.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -317,8 +317,8 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that a rank sends and receives, added up, in one wave's exchange, at most: of the largest wave
-// and the most loaded rank, so that all ranks plan the same scratch; 0: nothing is exchanged.
+// The number of bytes that a rank sends and receives, together, in a wave's exchange: the largest of all waves and
+// ranks, so that all ranks plan the same scratch memory. 0 if nothing is exchanged.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -349,8 +349,8 @@ static int muon_messages_max(const struct muon *u) {
 
 // ---- making and planning ----
 
-// Sets up u, after optimizer_plan, and plans the table of the matrices (muon_allocate): none without `trains` or Muon.
-// Ends the program where training by --optimizer muon has nothing to update. o must outlive u, which muon_free frees.
+// Sets up u, after optimizer_plan; muon_free frees it. If the model trains by Muon, finds its matrices and plans their
+// table; ends the program where there are none. o must outlive u.
 static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_shape *shape, bool trains) {
     const struct config *c = o->config;
     memset(u, 0, sizeof *u);
@@ -375,7 +375,7 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     u->table_id = plan_add(&o->zero->timeline->plan, ARENA_OPTIMIZER, "tables", "table of matrices", -1,
                            (size_t)u->count * sizeof *u->table.rows);
 }
-// Fills in the table of the matrices, after arenas_allocate, and waits for the device; without matrices does nothing.
+// Fills the table of matrices, in device memory, if there are any. Comes after arenas_allocate. Waits for the device.
 static void muon_allocate(struct muon *u) {
     const struct timeline *t = u->o->zero->timeline;
     const size_t bytes = (size_t)u->count * sizeof(struct flat_tensor);
@@ -408,7 +408,7 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns this phase's memory of waves; NULLs while the plan is recorded. whole NULL: `update` is orthogonalized there.
+// Returns the buffers of this phase's waves; NULL while the plan is recorded. whole stays NULL if nothing is copied.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -425,7 +425,7 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
     return b;
 }
 
-// Begins an exchange of messages, which later work of the device waits for. Never called in planning. All ranks call.
+// Exchanges messages, enqueued: later work of the device waits for them. Every rank calls this, but never in planning.
 static void muon_exchange(const struct muon *u, struct muon_moves moves, const char *name) {
     struct zero *z = u->o->zero;
     const uint64_t ticket = collective_exchange(z->collectives, moves.sends, moves.num_sends, moves.receives,
@@ -436,7 +436,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues copies of own matrices of a wave: unsharded `update` to `whole` (not NULL) or `back`. Never in planning.
+// Enqueues copies of this rank's matrices of a wave from an unsharded `update` to `whole`, or from `whole` if `back`.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
@@ -446,8 +446,8 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
                         u->o->zero->timeline->dev);
     }
 }
-// Replaces, enqueued, each rank's elements of a wave in b.update by elements of the orthogonal factors; b.whole and
-// b.workspace are scratch. A dry run only calls matmuls, also of other ranks' matrices. Every rank calls this.
+// Replaces, enqueued, this rank's elements of a wave in b.update by the orthogonal factors' elements. b.whole and
+// b.workspace are scratch. A dry run only calls matmuls, also for other ranks' matrices. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

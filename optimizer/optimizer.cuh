@@ -1,12 +1,13 @@
-// The update, by AdamW and Muon, of the parameters that this rank owns, their moving averages, and the gradients' norm.
+// Updates this rank's parameters, by AdamW and Muon, and their moving averages. Sums the gradients' squares.
 #pragma once
 #include "kernels/fp8/cast.cuh"  // fp8_amax
 #include "kernels/gradients.cuh" // squares_of_ranges, squares_total
 #include "model/fp8.cuh"         // fp8_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
-// Enqueues a kind of work on all that this rank owns; sharded, bucket by bucket from the last on. gathers: after each
-// bucket, its parameters' all-gather begins, unless they stay sharded; except_matrices: not of buckets with matrices.
+// Enqueues one kind of work on all elements that this rank owns, bucket by bucket from the last to the first if states
+// are sharded. With `gathers`, the all-gather of each bucket's parameters begins after its work, unless parameters stay
+// sharded. except_matrices leaves out the all-gathers of buckets that have matrices of Muon's.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -20,9 +21,9 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_end(u);
 }
-// Enqueues AdamW's update of what this rank owns but for Muon's matrices, with FP8 weights' amaxes anew (Muon's:
-// zeroed). Begins to all-gather the buckets without Muon's matrices. Before, the gradients' reductions are waited for,
-// as by optimizer_sum_squares. *check (device memory) clips, or forbids. slots: optimizer_slots. Every rank calls this.
+// Enqueues AdamW's update of all that this rank owns but Muon's matrices, and begins to all-gather the buckets without
+// such matrices. Zeroes FP8 weights' amaxes, which updates then collect. *check, on the device, scales the gradients or
+// forbids the update. slots: from optimizer_slots. First wait for the gradients' reductions. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
@@ -32,8 +33,8 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
     return squares_of_ranges_workspace_bytes(o->zero->shards.count, o->zero->timeline->dev);
 }
-// *squares (device memory) = the sum of squares of this rank's shards of the gradients, after reductions in flight, in
-// equal bits in every stage. Enqueued. The gradients are on the device. ws: optimizer_squares_workspace_bytes.
+// Enqueues *squares = the sum of squares of this rank's shards of the gradients, after the reductions in flight.
+// *squares and gradients lie on the device. The bits are equal in every stage. ws: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -47,7 +48,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
     squares_total(squares, s->count, ws, z->timeline->dev);
 }
 
-// Enqueues FP8 weights' amaxes, where updates collect these, after parameters were set or swapped; else does nothing.
+// Enqueues the amaxes of FP8 weights anew if parameters were set or swapped, and if updates collect amaxes at all.
 static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
@@ -64,14 +65,14 @@ static void optimizer_compute_weight_amaxes(struct optimizer *o) {
 
 // ---- Moving averages ----
 
-// Enqueues what this rank owns of moving averages (--ema-decay), after the updates, with optimizer_update's arguments.
+// Enqueues the update of this rank's moving averages (--ema-decay). Follows the updates, with equal adamw and check.
 static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     update_all(&u, WORK_AVERAGES, false, false);
 }
-// Enqueues, after updates in flight, the swap of averages (--ema-decay) and parameters, and begins to all-gather the
-// new parameters. slots: optimizer_slots, of this phase. Every rank calls this.
+// Enqueues a swap of this rank's parameters with their moving averages (--ema-decay), after updates in flight, and
+// begins to all-gather the new parameters. slots: from optimizer_slots, in this phase. Every rank calls this.
 static void optimizer_swap_averages(struct optimizer *o, void *slots) {
     const struct adamw none = {0, 0, 0, 0, 0, 0, 0, 0};
     struct update u = update_of(o, none, NULL, slots);
@@ -81,8 +82,8 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 }
 // ---- Muon ----
 
-// Begins all-gathers of the buckets with matrices, from *bucket (at first the last one) down, that no wave to run after
-// `w` touches; moves *bucket on. Does nothing but in stages 1 and 2 of several ranks. Every rank calls this.
+// Begins to all-gather the buckets of Muon's matrices that wave w completes. *bucket, at first the last bucket, says
+// where the search goes on. Does nothing except in stages 1 and 2 of several ranks. Every rank calls this.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below
@@ -92,8 +93,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update by equal adamw and check, and begins to
-// all-gather their buckets. slots: of this phase (optimizer_slots). Planning and dry runs call this. Every rank calls.
+// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update with equal adamw and check, and begins to
+// all-gather their buckets. slots: from optimizer_slots, in this phase. Every rank calls this, also in planning.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

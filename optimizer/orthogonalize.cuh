@@ -1,12 +1,12 @@
 // The orthogonal factor of a matrix, by Newton-Schulz iterations: what Muon makes of a momentum (Jordan et al. 2024,
 // kellerjordan.github.io/posts/muon). All singular values become about 1 while the singular vectors stay.
 //
-//   X = U / (divisor |U|), |U| the Frobenius norm; for each step's (a, b, c), where X has no more rows than columns,
+//   X = U / (divisor |U|), where |U| is the Frobenius norm; then for each step, which has its own (a, b, c):
 //   A = X X^T;  B = a I + b A + c A A;  X = B X
-//   and else A = X^T X and X = X B, so that A is of the shorter side and nothing is transposed.
+// or, where X has more rows than columns, A = X^T X and X = X B, so that A is small and nothing is transposed.
 //
-// a I joins the polynomial, for X = a X + (b A + c A A) X: one product, and no pass over X. Products are the engine's
-// own matmuls. A factor of U changes nothing: there is no epsilon, and of zeros X is 0.
+// B includes a I, since X = a X + (b A + c A A) X would take a further pass over X. The products are the engine's own
+// matmuls. No epsilon is added to |U|, so that a factor of U changes nothing; if U is 0, X is 0.
 #pragma once
 #include "config/config.h"           // enum config_muon_coefficient_type
 #include "kernels/device_memory.cuh" // device_copy
@@ -19,7 +19,7 @@
 struct newton_schulz_step {
     double a, b, c;
 };
-// Steps of an iteration: the first `count` of `list`, then, where there are more, the list again or its last one.
+// An iteration of `steps` steps by `count` rows of `list`. Further steps repeat the list (`cycles`) or its last row.
 struct newton_schulz {
     struct newton_schulz_step list[10];
     int count;
@@ -28,8 +28,8 @@ struct newton_schulz {
     double divisor;
 };
 
-// simple: Jordan's, as in torch.optim.Muon; quintic, deepseekv4: Megatron-LM's; Polar Express: Amsel et al. 2025 (arXiv
-// 2505.16932), by a larger divisor, as rounding may leave a singular value above 1; classic: slope 0 at fixed point 1.
+// simple: Jordan's, as in torch.optim.Muon. quintic, deepseekv4: Megatron-LM's. Polar Express: Amsel et al. 2025 (arXiv
+// 2505.16932), with a larger divisor as rounding may leave a singular value above 1. classic: slope 0 at fixed point 1.
 static const struct newton_schulz newton_schulz_simple = {{{3.4445, -4.7750, 2.0315}}, 1, false, 5, 1};
 static const struct newton_schulz newton_schulz_quintic = {{{4.0848, -6.8946, 2.9270},
                                                             {3.9505, -6.3029, 2.6377},
@@ -78,12 +78,12 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
-// Returns the coefficients of step `step` >= 0; past the list: its last row or, where it cycles, from its first row on.
+// Returns the coefficients of step `step`, from 0 on. Past the list's end the list (cycles) or its last row repeats.
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }
 
-// The number of flops of one matrix's products, without use of a symmetry: 4 side^2 length + 2 side^3 a step.
+// The number of flops of all of a matrix's products: 4 side^2 length + 2 side^3 a step. They make no use of symmetry.
 static double orthogonalize_flops(double rows, double cols, const struct newton_schulz *ns) {
     const double side = rows < cols ? rows : cols, length = rows < cols ? cols : rows;
     return ns->steps * (4 * side * side * length + 2 * side * side * side);
@@ -97,7 +97,7 @@ struct orthogonalize_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
-// Returns the address of the workspace's next `bytes` (NULL: NULL); adds plan_aligned of them to *used.
+// Takes the next `bytes`, rounded up, of a workspace with *used in use. Returns the address; NULL for workspace NULL.
 static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
     *used += plan_aligned(bytes);
@@ -115,7 +115,7 @@ static size_t orthogonalize_scratch_bytes(int rows, int cols, struct device *dev
         most = bytes[i] > most ? bytes[i] : most;
     return most;
 }
-// Divides the workspace for a matrix (rows, cols); workspace NULL: only `bytes` has a meaning.
+// Divides a workspace into the buffers for a matrix (rows, cols). With workspace NULL only `bytes` has a meaning.
 static struct orthogonalize_buffers orthogonalize_buffers_of(void *workspace, int rows, int cols, struct device *dev) {
     const size_t side = (size_t)(rows < cols ? rows : cols), tall = rows > cols;
     char *const at = (char *)workspace;
@@ -133,7 +133,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// Enqueues, in this phase, out = (a I + b A + c A A) X, X = in, A = X X^T; tall: X (a I + ...), A = X^T X. out: not in.
+// Enqueues, in this phase, a step of the formula above: from X = in (rows, cols) to the next X, out, another buffer.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;
@@ -152,8 +152,8 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
         TIMELINE_MATMUL(t, matmul_backward_input(out, b->power, in, rows, rows, cols, b->scratch, t->dev));
 }
 
-// x = the orthogonal factor of x, which is aligned to TENSOR_ALIGNMENT elements. workspace (device memory):
-// orthogonalize_workspace_bytes. When planning does nothing; in a dry run only calls the products' matmuls.
+// Replaces x, enqueued, by its orthogonal factor. x must be aligned to TENSOR_ALIGNMENT elements. workspace: device
+// memory of orthogonalize_workspace_bytes. Does nothing while the plan is recorded; a dry run only calls matmuls.
 static void orthogonalize(struct timeline *t, floatX *x, // (rows, cols)
                           int rows, int cols, const struct newton_schulz *ns, void *workspace) {
     if (timeline_is_planning(t))

@@ -1,6 +1,6 @@
-// The pieces of an update, and their way through the device. What the update reads and writes may lie in the host's
-// memory. It is then streamed through the device in pieces, in three slots: while one piece is updated, the next
-// arrives and the previous one leaves. A kernel updates the same elements as without offload: to the same bits.
+// The update, piece by piece. What it reads and writes may lie in the host's memory, and is then streamed through three
+// slots of device memory: while one piece is updated, the next arrives and the previous one leaves. The kernels are the
+// same as without offload, and so are the results, to the bit.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
 #include "kernels/averages.cuh" // averages_update, averages_swap
@@ -13,8 +13,8 @@ enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
 
 enum update_kind {
     WORK_ADAMW,    // all of an element's update by AdamW
-    WORK_MOMENTUM, // Muon's, up to what is orthogonalized
-    WORK_STEP,     // Muon's, from the orthogonal factors on
+    WORK_MOMENTUM, // Muon's first half: the momentum, and what is to be orthogonalized of it
+    WORK_STEP,     // Muon's second half: the step along the orthogonal factors
     WORK_AVERAGES, // the moving averages of updated parameters
     WORK_SWAP,     // averages and parameters change places
 };
@@ -28,6 +28,7 @@ static bool update_covers(enum update_kind work, enum state_group group) {
     }
     return false;
 }
+// Whether the work reads an operand: a state (enum optimizer_state) or OPERAND_*.
 static bool update_reads(enum update_kind work, int operand) {
     switch (work) {
     case WORK_ADAMW: return operand != STATE_MOMENTUM && operand != STATE_AVERAGES;
@@ -43,7 +44,7 @@ static bool update_changes(enum update_kind work, int operand) {
                                  : update_reads(work, operand) && operand != OPERAND_GRADIENTS;
 }
 
-// A range of elements of one group, in this rank's shard of a bucket; unsharded, in the flat buffers.
+// A range of elements of one group, in this rank's shard of a bucket or, if unsharded, anywhere in the flat buffers.
 struct update_piece {
     int64_t at, n; // elements of the flat buffers
     enum state_group group;
@@ -59,11 +60,11 @@ struct update_operand {
     bool on_host;
 };
 
-// Returns the index of a piece's first element in this rank's buffer: one of shards if `sharded`, else a whole buffer.
+// Returns the index of a piece's first element in this rank's buffer, which has only the rank's shards if `sharded`.
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where a piece's operand lies in this rank's buffers; memory NULL: no such state, bytes 0: not of the group.
+// Returns where a piece's operand is stored: memory NULL if this rank has no such state, bytes 0 if the group has none.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -86,8 +87,8 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes in a slot, aligned, for n elements of an operand (a state or OPERAND_*): by the largest format of
-// any state group; 0: the operand is not on the host.
+// The number of bytes, aligned, that a slot needs for n elements of an operand (a state or OPERAND_*), of whichever
+// group stores it in the most bytes; 0 if the operand is not on the host.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -102,7 +103,7 @@ static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     }
     return plan_aligned(bytes);
 }
-// The number of bytes of a slot for pieces of n elements: of all operands that are streamed.
+// The number of bytes of a slot for pieces of n elements: the sum of what each streamed operand needs.
 static size_t slot_room(const struct optimizer *o, int64_t n) {
     size_t bytes = 0;
     for (int i = 0; i < OPERAND_COUNT; i++)
@@ -110,14 +111,14 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
     return bytes;
 }
 
-// Bytes of a slot, about, on a device: on a GPU large enough for the bus to reach its full speed, small beside the
-// activations, which are dead during the update; on the CPU within a core's cache. Tests define other sizes.
+// The approximate bytes of a slot. On a GPU: large enough for the bus to reach its full speed, and small beside the
+// activations, which are dead during the update. On the CPU: within a core's cache. Tests define other sizes.
 #ifndef UPDATE_SLOT_BYTES
 #define UPDATE_SLOT_BYTES(dev) (device_is_gpu(dev) ? 64 << 20 : 1 << 20)
 #endif
 
-// Returns the slots of pieces in device memory, (UPDATE_SLOTS, slot_bytes), live in this phase; NULL where nothing is
-// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, records what a whole update moves.
+// Returns the slots for pieces, (UPDATE_SLOTS, o->slot_bytes) on the device, live in this phase. NULL where nothing is
+// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, records an update's transfers.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -180,11 +181,11 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
     r.begin = p->at;
     adamw_update(r, o->tensors, u->adamw, u->check, o->zero->timeline->dev);
 }
-// Returns a piece's elements of Muon's `update`, of u->wave: what is orthogonalized, then the orthogonal factors.
+// Returns a piece's elements in u->update, the wave's buffer: first what is to be orthogonalized, then the factors.
 static floatX *piece_update(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
-// Enqueues Muon's update of a piece's momentum in `memory` (device) by gradients there, and writes piece_update(u, p).
+// Enqueues Muon's first half on a piece: updates the momentum, and writes what is to be orthogonalized to u->update.
 static void compute_momentum(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     const struct optimizer *o = u->o;
     struct muon_momentum_range r;
@@ -199,7 +200,7 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.nesterov = o->config->training.muon_nesterov;
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
-// Enqueues Muon's step of a piece's parameters along the orthogonal factors (piece_update). memory: on the device.
+// Enqueues Muon's second half on a piece: moves the parameters along the orthogonal factors, which u->update holds.
 static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];
@@ -212,7 +213,7 @@ static void compute_step(const struct update *u, const struct update_piece *p, c
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
-// Enqueues averages (early by u->adamw.step: lower decay) or WORK_SWAP's swap with parameters. memory: on the device.
+// Enqueues a piece's moving averages, whose decay is lower in early steps, or in WORK_SWAP their swap with parameters.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
@@ -223,7 +224,7 @@ static void compute_averages(const struct update *u, const struct update_piece *
     else
         averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
 }
-// Enqueues u->work on a piece. memory: where each operand of the piece begins on the device; NULL: no such operand.
+// Enqueues u->work on a piece. memory: where each operand of the piece is on the device, NULL for an absent operand.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
@@ -234,7 +235,7 @@ static void update_compute(const struct update *u, const struct update_piece *p,
     }
 }
 
-// Returns where operand i of a piece is during the piece's update: in its slot, or in this rank's buffers.
+// Returns where operand i of a piece is on the device: in the piece's slot if streamed, else in this rank's buffer.
 static char *piece_memory(const struct update *u, const struct update_operand *operand, int slot, int i) {
     if (!operand->on_host)
         return operand->memory;
@@ -243,7 +244,7 @@ static char *piece_memory(const struct update *u, const struct update_operand *o
         memory += operand_room(u->o, k, u->o->piece);
     return memory;
 }
-// Begins the copies of a piece's operands from the host into its slot, whose previous piece the caller has waited for.
+// Begins to copy a piece's operands from the host into a slot. The caller has waited for the slot's previous piece.
 static void update_prefetch_piece(struct update *u, struct update_piece *p, int slot) {
     struct timeline *t = u->o->zero->timeline;
     for (int i = 0; i < OPERAND_COUNT; i++) {
@@ -253,7 +254,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins an updated bucket's all-gather; zero_use waits. Every rank calls, and only in stages 1 and 2 of several ranks.
+// Begins to all-gather an updated bucket's parameters; zero_use waits. Only in stages 1 and 2. Every rank calls this.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
@@ -261,8 +262,8 @@ static void update_gather(struct zero *z, int bucket) {
         z->collectives, z->params + b->begin, z->params + shards_own_begin(&z->shards, b),
         (size_t)b->shard * sizeof *z->params, unit_name(z, b->unit, name, "updated parameters"), z->timeline->dev);
 }
-// Enqueues a piece's update, after its arrival, and begins the copies back. Where p->bucket is not -1, then begins the
-// all-gather of the bucket's parameters, unless they stay sharded.
+// Enqueues a piece's update, after the piece has arrived, and begins to copy it back to the host. Where p->bucket is
+// not -1, then begins the all-gather of the bucket's parameters, unless they stay sharded.
 static void update_finish(struct update *u, struct update_piece *p, int slot) {
     struct zero *z = u->o->zero;
     struct update_operand operands[OPERAND_COUNT];
@@ -280,7 +281,7 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
         update_gather(z, p->bucket);
 }
-// Begins to bring in the next piece, and enqueues the previous piece's update meanwhile; update_end enqueues the last.
+// Begins to bring in a piece, and meanwhile enqueues the previous piece's update. update_end enqueues the last update.
 static void update_add(struct update *u, struct update_piece piece) {
     const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count >= UPDATE_SLOTS)
@@ -291,7 +292,7 @@ static void update_add(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Calls update_finish for any last piece. Blocks later device work until copies back are done. Sets u->count to 0.
+// Enqueues the last piece's update, if one is left. Makes later device work wait for copies back. Sets u->count to 0.
 static void update_end(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
@@ -300,9 +301,9 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Enqueues u->work on the elements of [at, end) that the work covers, piece by piece; update_end finishes the last
-// piece. Bucket `index` (-1: unsharded) has the range in this rank's shard. gathers: the all-gather of the bucket's
-// parameters begins after the piece that ends at `end`, where the work covers that piece.
+// Enqueues u->work, piece by piece, on the elements of [at, end) that it covers; update_end finishes the last piece.
+// The range lies in this rank's shard of bucket `index`, or anywhere if unsharded, with index -1. With `gathers`, the
+// bucket's all-gather follows the piece that ends at `end`, if the work covers that piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;
     const struct zero *z = o->zero;
@@ -323,7 +324,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
             update_add(u, p);
     }
 }
-// Enqueues WORK_MOMENTUM or WORK_STEP on all of this rank's elements of a wave. u->muon and u->update are set before.
+// Enqueues WORK_MOMENTUM or WORK_STEP on all of this rank's elements of a wave. The caller sets u->muon and u->update.
 static void update_wave(struct update *u, enum update_kind work, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     u->work = work;
@@ -345,7 +346,7 @@ static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *
             return true;
     return false;
 }
-// Returns an update of no piece so far; check and slots (optimizer_slots), in device memory, must outlive the update.
+// Returns an update that has no pieces yet. check and slots (of optimizer_slots), in device memory, must outlive it.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

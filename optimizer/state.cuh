@@ -1,8 +1,8 @@
-// The optimizer's state: one row per kind, how each is stored, and where: a flat buffer with an element for each
-// parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory. An element's place is its
-// index in this rank's buffers, whole or of its shards (zero/shards.cuh). Places [0, cut) are in the device's memory,
-// the others in the host's, for every kind of state alike. What is stored of an element, and how, depends on its group.
-// A segment is a run of places of one group; it begins at a known byte of each state.
+// The optimizer's state: its kinds (OPTIMIZER_STATE_ROWS), and how and where each is stored. Each kind has a flat
+// buffer, with an element for each parameter; it is sharded from ZeRO stage 1 on. An element's place is its index in
+// this rank's buffers, which hold all elements or only the rank's shards (zero/shards.cuh). Places [0, cut) of every
+// kind lie in the device's memory, the others in the host's. An element's group decides which kinds it has, and in
+// which format. A segment is a run of places of one group; the byte at which it begins in each kind's buffer is known.
 #pragma once
 #include "config/config.h"           // struct config
 #include "kernels/device_memory.cuh" // device_upload, device_zero, host_allocate
@@ -14,16 +14,16 @@
 #include "zero/units.cuh"            // struct zero, struct shards
 #include <assert.h>                  // static_assert
 
-// The value of an element of the state before the first step.
+// What the elements of a state are before the first step.
 enum state_start {
-    STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
-    STATE_COPY,            // the parameter as it begins, not rounded
+    STATE_FROM_PARAMETERS, // the exact parameter, before its rounding to floatX
+    STATE_COPY,            // a copy of the exact parameter, which then goes its own way
     STATE_ZERO,
 };
 
-// Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of
-// master weights only what the parameters lack is stored; where nothing is, the parameters are the master weights.
-// Moments are AdamW's, the momentum is Muon's, averages are made with --ema-decay.
+// Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of a
+// master weight only the bits that its parameter lacks are stored; where none are, the parameter is the master weight.
+// The moments are AdamW's, the momentum is Muon's, and the averages are made with --ema-decay.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", STATE_FROM_PARAMETERS)                                                     \
     ROW(MOMENT1, "first moments", "exp_avg", STATE_ZERO)                                                               \
@@ -48,7 +48,7 @@ static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
 #undef STRUCT_ROW
 };
 
-// The elements of the flat buffers, by what updates them and how states are stored. A gap is of the previous tensor's.
+// Groups of elements, by what updates them and how their states are stored. A gap is in the previous tensor's group.
 enum state_group {
     GROUP_OTHERS, // head and embeddings, by AdamW
     GROUP_LAYERS, // tensors of layers, by AdamW
@@ -61,7 +61,7 @@ struct state_segment {
     enum state_group group;
     size_t offset[STATE_COUNT]; // bytes of each state before it
 };
-// A run of elements of the flat buffers of one group: up to the next run's begin.
+// Consecutive elements of the flat buffers that are of one group: from `begin` to the next run's begin.
 struct state_run {
     int64_t begin;
     enum state_group group;
@@ -100,7 +100,7 @@ static bool optimizer_is_sharded(const struct optimizer *o) { return shards_opti
 
 // ---- formats and places ----
 
-// Returns the format that an option of moments means; in_8bit: what 8bit means for this state and group.
+// Returns the format of moments that an option asks for. in_8bit: the format that 8bit means for this state and group.
 static enum state_format moment_format(enum config_moment_dtype dtype, enum state_format in_8bit) {
     switch (dtype) {
     case MOMENT_FP32: return FORMAT_FP32;
@@ -109,8 +109,8 @@ static enum state_format moment_format(enum config_moment_dtype dtype, enum stat
     }
     return FORMAT_FP32;
 }
-// Returns the format of a state of a group's elements; FORMAT_NONE: nothing is stored. With 8-bit moments head and
-// embeddings have bf16 ones: 8-bit ones make pretraining unstable (Dettmers, huggingface/transformers #14819).
+// Returns the format in which a group's elements store a state; FORMAT_NONE if they don't. With 8-bit moments head and
+// embeddings have bf16 ones, as 8 bits make pretraining unstable (Dettmers, huggingface/transformers #14819).
 static enum state_format state_format_of(const struct config *c, enum optimizer_state id, enum state_group group) {
     const bool by_muon = group == GROUP_MUON, others = group == GROUP_OTHERS;
     switch (id) {
@@ -128,7 +128,7 @@ static enum state_format state_format_of(const struct config *c, enum optimizer_
     }
     return FORMAT_NONE;
 }
-// Whether --optimizer muon updates a trained tensor: the weight of a linear layer of the blocks, no adapter's.
+// Whether Muon updates a trained tensor: with --optimizer muon the weights of blocks' linear layers, not of adapters.
 static bool muon_updates(const struct config *c, const struct tensor *t) {
     switch (c->training.optimizer) {
     case OPTIMIZER_ADAM: return false;
@@ -139,12 +139,11 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
-// Returns the format of a state of a tensor's elements; FORMAT_NONE: nothing is stored.
 static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, const struct tensor *t) {
     return o->states[id].formats[tensor_group(o->config, t)];
 }
 
-// Whether two groups are updated or stored in different ways. If not, they form one run, and so one launch.
+// Whether two groups are updated or stored in different ways. If not, neighbors of the two share a run, and a launch.
 static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
     bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
     for (int id = 0; id < STATE_COUNT; id++)
@@ -163,8 +162,8 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// Returns the group of element `at` of the flat buffers, below their end, or a group that does not differ from that
-// group (groups_differ). Sets *end to the end of the element's run.
+// Returns the group of element `at` of the flat buffers, or another group that is updated and stored in the same way
+// (groups_differ). Sets *end to the end of the element's run.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -178,7 +177,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Writes o->segments[o->num_segments], which begins at `place` and ends the segment before; the caller then counts it.
+// Begins segment o->num_segments at `place`, where the previous segment ends. The caller then counts it.
 static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -187,7 +186,7 @@ static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum sta
     for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
         s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
 }
-// Sets o->segments, after o->runs: each run of this rank's places of one group, with every state's bytes before it.
+// Sets o->segments, from o->runs: the runs of this rank's places, each with the bytes of each state before it.
 static void optimizer_make_segments(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);
@@ -204,14 +203,13 @@ static void optimizer_make_segments(struct optimizer *o) {
     }
     optimizer_begin_segment(o, o->elements, GROUP_OTHERS);
 }
-// The number of this rank's elements of a group, padding included. Groups that do not differ may count as one of them.
+// The number of this rank's elements of a group, padding included. Groups that don't differ may count as one of them.
 static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
     int64_t n = 0;
     for (int i = 0; i < o->num_segments; i++)
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
-// The number of bytes of all states of this rank's elements, in device and host memory together.
 static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -220,7 +218,7 @@ static double optimizer_states_bytes(const struct optimizer *o) {
                      (double)state_block_bytes(o->states[id].formats[group]);
     return bytes;
 }
-// The number of bytes of a state before this rank's `place`, a multiple of STATE_BLOCK, on device and host together.
+// The number of bytes, on device and host together, of a state before this rank's `place`, a multiple of STATE_BLOCK.
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
     int first = 0, last = o->num_segments; // the segment is in [first, last)
     while (last - first > 1) {
@@ -234,8 +232,8 @@ static size_t state_offset(const struct optimizer *o, enum optimizer_state id, i
     return s->offset[id] + state_bytes(o->states[id].formats[s->group], place - s->place);
 }
 
-// Returns the address of a state that optimizer_holds, at `place`, a multiple of STATE_BLOCK. Sets *on_host to whether
-// that is the host's memory, and *count to how many of the n elements from there on lie in the same memory.
+// Returns the address of a state at `place`, a multiple of STATE_BLOCK; the state is one that optimizer_holds. Sets
+// *on_host to whether this is the host's memory, and *count to how many of the next n elements lie in the same memory.
 static char *state_address(const struct optimizer *o, enum optimizer_state id, int64_t place, int64_t n, int64_t *count,
                            bool *on_host) {
     const struct stored_state *s = &o->states[id];
@@ -253,12 +251,12 @@ static size_t optimizer_tensors_bytes(const struct parameters *table) {
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Returns the place, a multiple of STATE_BLOCK, from which states are offloaded: a fraction (0 to 1) of the elements.
+// Returns the place, a multiple of STATE_BLOCK, from which on states are offloaded: about `fraction` (0 to 1) of them.
 static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
 }
-// The number of bytes of all states of this rank's elements from index `place`, a multiple of STATE_BLOCK, on.
+// The number of bytes of all states together from this rank's `place`, a multiple of STATE_BLOCK, to the end.
 static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
     size_t bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -266,7 +264,7 @@ static size_t optimizer_bytes_from(const struct optimizer *o, int64_t place) {
             state_offset(o, (enum optimizer_state)id, o->elements) - state_offset(o, (enum optimizer_state)id, place);
     return bytes;
 }
-// Sets up o, for optimizer_free, and plans states and tables (none without `trains`). zero, fp8, config must outlive o.
+// Sets up o, for optimizer_free, and plans its states and tables if `trains`. zero, fp8 and config must outlive o.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
@@ -306,7 +304,7 @@ static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
 }
-// Returns where, in device memory, updates collect the amax of a tensor that is an FP8 weight; NULL: they collect none.
+// Returns where updates collect a tensor's amax, in device memory. NULL: they collect none; only FP8 weights have one.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
     for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
         if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
@@ -314,7 +312,7 @@ static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *
     return NULL;
 }
 static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of two tensors");
-// Fills the table of tensors, `rows` in device memory, and sets o->tensors to it. Waits for the device.
+// Fills the table of tensors at `rows`, in device memory, and points o->tensors to it. Waits for the device.
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
     struct device *dev = o->zero->timeline->dev;
@@ -335,7 +333,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(dev);
     host_free(filled);
 }
-// Fills o->buckets, in device memory: where this rank's gradients hold its shard of each bucket. Waits for the device.
+// Fills o->buckets, in device memory: where each bucket's shard lies in this rank's gradients. Waits for the device.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -350,8 +348,8 @@ static void optimizer_fill_buckets(struct optimizer *o) {
     device_synchronize(dev);
     host_free(filled);
 }
-// Sets the addresses of what optimizer_plan planned and fills the tables, after arenas_allocate and fp8_allocate, whose
-// amaxes the table of tensors points to. The states' values are not set (optimizer_initialize). Waits for the device.
+// Sets the addresses of what optimizer_plan planned, and fills the tables; optimizer_initialize sets the states'
+// values. Comes after arenas_allocate and fp8_allocate, since a table points to FP8's amaxes. Waits for the device.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
@@ -364,16 +362,16 @@ static void optimizer_allocate(struct optimizer *o) {
     o->buckets = (struct gradient_range *)plan_pointer(&t->plan, &t->arenas, o->buckets_id);
     optimizer_fill_buckets(o);
 }
-// Whether this rank holds any of a state, in the device's or the host's memory; false while planning.
+// Whether this rank has memory for a state, on the device or on the host; false before optimizer_allocate.
 static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) {
     return o->states[id].device != NULL || o->states[id].host != NULL;
 }
 
 // ---- reading and writing ----
 
-// Copies elements [at, at + n) of a state that optimizer_holds, as stored, from this rank's buffers, wherever they lie,
-// to `native`, in host memory, or back. `at` is a multiple of STATE_BLOCK; n is rounded up to one. Elements of other
-// ranks' shards or of groups without the state take no bytes of `native`. No update is in flight. Returns when done.
+// Copies elements [at, at + n) of a state, as stored, from this rank's buffers to `native`, in host memory, or back.
+// `at` is a multiple of STATE_BLOCK, to which n is rounded up. Elements of other ranks or of groups without the state
+// have no bytes in `native`. The state must be one that optimizer_holds, and no update in flight. Returns when done.
 static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                  char *native, enum transfer_direction direction) {
     const struct shards *s = &o->zero->shards;
@@ -400,17 +398,17 @@ static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state
         }
     device_synchronize(dev);
 }
-// Copies what this rank holds of a state's [at, at + n) to `native`, host memory, packed as optimizer_copy_state says.
+// Copies this rank's elements of [at, at + n) of a state to `native` in host memory, by optimizer_copy_state's rules.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_copy_state(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
-// Sets this rank's part of a state's [at, at + n) to `native`, packed as optimizer_copy_state says. Returns when done.
+// Sets this rank's elements of [at, at + n) of a state to `native` in host memory, by optimizer_copy_state's rules.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
     optimizer_copy_state(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
-// Zeroes all states and gaps, enqueued if on the device; optimizer_set_parameters then sets what doesn't start at 0.
+// Zeroes this rank's states, enqueued on the device. optimizer_set_parameters then sets states that begin otherwise.
 static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;
@@ -422,8 +420,9 @@ static void optimizer_initialize(struct optimizer *o) {
     }
 }
 
-// Writes what this rank holds of elements [at, at + n), any `at`, of a state that optimizer_holds: on the host at once,
-// on the device enqueued. No update is in flight. values: (n) of `width` bytes, stay until the device was waited for.
+// Sets elements [at, at + n) of a state, as far as this rank holds them, to `values` (n), as stored: each takes `width`
+// bytes, in every group. The state is one that optimizer_holds; `at` may be any element. Copies to the device are
+// enqueued, so that `values` must stay until the caller has waited for the device. No update may be in flight.
 static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
                                       int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
@@ -440,9 +439,9 @@ static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state 
                    (size_t)(count - below) * width);
     }
 }
-// Sets what this rank holds of parameters [at, at + n) to `exact`, (n): parameters rounded, master weights and averages
-// exactly. No update is in flight. `exact` and `rounded`, (2 n) of scratch, in host memory, stay until the device was
-// waited for. The known amaxes of FP8 weights become invalid.
+// Sets parameters [at, at + n), as far as this rank holds them, to `exact` (n): rounded in the parameters, exactly in
+// master weights and averages. `exact` and the scratch memory `rounded` (2 n), on the host, must stay until the caller
+// has waited for the device. No update may be in flight. FP8 weights' amaxes become unknown.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     uint16_t *low = (uint16_t *)(rounded + n);
     for (int64_t i = 0; i < n; i++) {
