@@ -1,10 +1,9 @@
 // The parameters: one table of tensors, laid out in one flat buffer in the order in which backward finishes them.
+// Gradients, master weights and optimizer moments use the same offsets. The gradients that backward has finished so far
+// are always a range at the front of the buffer, which can be reduced while backward goes on.
 //
-// Gradients, master weights and optimizer moments use the same offsets. Because of this order, a range at the front of
-// the gradient buffer is complete while later layers still run: buckets, optimizer shards and decay groups are ranges.
-//
-// Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units,
-// without gradients and optimizer state. An adapter of LoRA is two rows of the table beside its linear layer's.
+// Frozen tensors (--freeze, and the base model under LoRA) have a flat buffer of their own, cut into the same units,
+// but no gradients and no optimizer state. An adapter of LoRA is two rows of the table, next to its linear layer's.
 #pragma once
 #include "config/config.h"           // struct config
 #include "config/finetune.h"         // enum lora_module
@@ -16,11 +15,11 @@
 #include <stdint.h>                  // int64_t
 #include <stdio.h>                   // snprintf
 
-// The linear layers of a block. Columns: id; name; the name of its tensors (X: PARAM_X_W, PARAM_X_B, PARAM_X_LORA_A,
-// PARAM_X_LORA_B); outputs; inputs; the activation that the layer reads (ACT_OUT: of the layer below); whether other
-// ops of the backward read that activation too, so that it is kept in floatX; the activation that its product makes;
-// what makes the gradient of its output. `s` is the struct layer_shape. A new row goes last: adapters' dropout masks
-// and FP8's state in checkpoints are in the order of the rows.
+// The linear layers of a block. `s` is the struct layer_shape. Columns: id; name; X, where PARAM_X_W, PARAM_X_B,
+// PARAM_X_LORA_A and PARAM_X_LORA_B are its tensors; number of outputs; number of inputs; the activation that it reads
+// (ACT_OUT: of the block below); whether other ops of the backward read that activation too, so that it is kept in
+// floatX; the activation that its product makes; what makes the gradient of its output. A new row goes last, because
+// adapters' dropout masks and the FP8 state in checkpoints go by the number of the row.
 #define LINEAR_ROWS(ROW)                                                                                               \
     ROW(QKV, "qkv", QKV, qkv_width(s), s->C, s->norm_before ? ACT_NORM1 : ACT_OUT, !s->norm_before, ACT_QKV,           \
         GRADIENT_BY_ATTENTION)                                                                                         \
@@ -40,13 +39,12 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// The gradient of a linear layer's output comes from attention's backward; from the residual stream or the norm after
-// the branch; from the MLP's activation; or from another op, which takes neither its amax nor its column sums.
+// What makes the gradient of a linear layer's output: attention's backward; the residual stream or the norm after the
+// branch; the MLP's activation; or another op, which computes neither the gradient's amax nor its column sums.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 
-// The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
-// (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts
-// are one below the other in one tensor, and so are the B.
+// The adapters of LoRA. A part is a range of a linear layer's outputs that has an adapter of its own: q, k or v, gate
+// or up, or the whole layer. The As of a layer's parts are one below the other in one tensor, and so are the Bs.
 enum { LORA_PARTS = 3 };
 struct lora_part {
     int first, rows; // outputs [first, first + rows)
@@ -72,9 +70,9 @@ struct model_shape {
     bool zero_projections; // projections onto the residual stream begin at 0
     bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
-// The number of elements of the weight of a norm of the residual stream or a branch; 0 unless the model `has` it.
+// The number of elements of the weight of a norm over the hidden size; 0 if the model does not have this norm (`has`).
 static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
-// The number of elements of the bias of a norm of the residual stream or a branch; 0: there is none.
+// The number of elements of the bias of a norm over the hidden size; 0 in RMSNorm, and without the norm (`has`).
 static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
@@ -82,7 +80,7 @@ static int norm_bias_rows(const struct model_shape *s, bool has) {
     }
     return 0;
 }
-// The number of elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
+// The number of elements of the weight of q's or k's norm, for q or k of `heads` heads; 0 if q and k are not normed.
 static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     if (s->layer.qk_statistics == 0)
         return 0;
@@ -92,7 +90,7 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// The number of floats per token that the q and k norm's backward reads: 1 / RMS of heads, or of all q, all k; 0: none.
+// The number of 1 / RMS values per token that the backward of q's and k's norms reads; 0 if q and k are not normed.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;
@@ -120,7 +118,7 @@ static bool norm_is_after(enum norm_placement placement) {
     }
     return false;
 }
-// The number of keys that a query sees, on average over a sequence's queries and the layers, without documents.
+// Returns the mean number of keys that a query sees, over a sequence's queries and the layers, ignoring documents.
 static double mean_keys(const struct config *c) {
     const double T = c->model.seq_length, W = config_window(c) < c->model.seq_length ? config_window(c) : T;
     double windowed = 0;
@@ -139,7 +137,7 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
-// Returns how linear layers in FP8 keep their inputs, by the recipe and attention's format; without FP8 none uses it.
+// Returns the form in which FP8 linear layers keep their inputs for backward. Without FP8 nobody uses the value.
 static enum kept_input fp8_input(const struct config *c) {
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
@@ -149,11 +147,11 @@ static enum kept_input fp8_input(const struct config *c) {
     return KEPT_FLOATX;
 }
 
-// The number of rows of a linear layer's A: the rank times its adapted parts. LINEAR_COUNT: 0.
+// The number of rows of a linear layer's A of LoRA: the rank times the number of adapted parts; 0 for LINEAR_COUNT.
 static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
     return linear == LINEAR_COUNT ? 0 : lora->linear[linear].count * lora->rank; // gcc 12 follows a switch's last case
 }
-// The number of rows of a linear layer's B: the outputs of its adapted parts.
+// The number of rows of a linear layer's B of LoRA: the number of outputs of all its adapted parts.
 static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
     int rows = 0;
     for (int p = 0; p < lora->linear[linear].count; p++)
@@ -163,8 +161,8 @@ static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
 
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
 
-// The modules that an adapter may change, each outputs [first, first + rows) of a linear layer. Columns: id of enum
-// lora_module; linear layer; first; rows. `s`: struct layer_shape. A module that is a whole layer stands before parts.
+// The modules that an adapter may change, each outputs [first, first + rows) of a linear layer. `s` is the layer_shape.
+// Columns: id in enum lora_module; linear layer; first; rows. A whole layer stands before parts that may be as large.
 #define LORA_MODULE_ROWS(ROW)                                                                                          \
     ROW(QKV, QKV, 0, qkv_width(s))                                                                                     \
     ROW(Q, QKV, 0, s->H * s->D)                                                                                        \
@@ -176,7 +174,7 @@ enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: log
     ROW(UP, FC, s->F, s->F)                                                                                            \
     ROW(MLP_PROJ, MLP_PROJ, 0, s->C)
 
-// Returns the adapters of c->lora_modules, set before, in a model of layers of shape s; --lora-rank 0: none.
+// Returns the adapters that a layer of shape s has, for the modules in c->lora_modules, which the caller has set.
 static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
     struct lora_shape lora;
     memset(&lora, 0, sizeof lora);
@@ -191,7 +189,7 @@ static struct lora_shape lora_shape_of(const struct config *c, const struct laye
 #undef ADD_ROW
     return lora;
 }
-// Whether outputs [first_row, first_row + num_rows) of a linear layer are a module; only then sets *module.
+// Whether outputs [first_row, first_row + num_rows) of a linear layer are one of the modules. If so, sets *module.
 static bool lora_module_at(enum lora_module *module, enum linear linear, int first_row, int num_rows,
                            const struct layer_shape *s) {
 #define FIND_ROW(id, linear_id, first, rows)                                                                           \
@@ -212,7 +210,7 @@ static enum frozen_format frozen_format_of(const struct config *c) {
     }
     return FROZEN_FLOATX;
 }
-// Returns the model's shape by the resolved options. element_bytes: of floatX; materialized: struct layer_shape's.
+// Returns the model's shape by the resolved options. element_bytes is floatX's; materialized means unfused attention.
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialized) {
     struct model_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -260,21 +258,19 @@ enum initialization {
     INIT_ONE,
     INIT_ZERO,
 };
-// Initial weights of norms, which multiply by 1.
+// Initial weights of norms, such that a norm multiplies by 1.
 #define INIT_NORM (s->norm_one_plus ? INIT_ZERO : INIT_ONE)
 #define INIT_PROJECTION (s->zero_projections ? INIT_ZERO : INIT_RESIDUAL)
 
-// A set of tensors that ZeRO gathers and reduces together, in the order in which backward finishes them.
+// The kinds of units, in the order in which backward finishes them. ZeRO gathers and reduces a unit's tensors together.
 enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
-// One row per kind of tensor; a unit's rows stand in the order in which its backward finishes them. Columns: id; name;
-// unit (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector);
-// rows without padding; initialization; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
-// NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
-// training.
-//
-// The rows of a linear layer. Columns: its id in LINEAR_ROWS, its tensors' name there; name; whether it has a bias;
-// initialization; the random streams of the weight and of LoRA's A.
+// PARAMETER_ROWS has one row per kind of tensor; a unit's rows stand in the order in which its backward finishes them.
+// Columns: id; name; unit (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor);
+// columns (1: a vector); rows without padding; initialization; the random stream of the initial values (0 to
+// RANDOM_STREAMS - 1, each once; NO_STREAM for constants).
+// LINEAR_TENSORS makes the rows of a linear layer. Its arguments: ROW; the layer's id and X in LINEAR_ROWS; name;
+// whether it has a bias; initialization; the random streams of the weight and of LoRA's A.
 #define LINEAR_TENSORS(ROW, id, X, name, has_bias, init, stream, lora_stream)                                          \
     ROW(X##_LORA_B, name ".lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_##id), s->lora.rank,                      \
         lora_b_rows(&s->lora, LINEAR_##id), INIT_ZERO, NO_STREAM)                                                      \
@@ -313,7 +309,7 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
     ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
     ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)
 
-// Random streams of each layer, and of the rest of the model. Fixed: another number would change the initial values.
+// The number of random streams of each layer, and of the rest of the model. Another number would change initial values.
 enum { RANDOM_STREAMS = 17, NO_STREAM = -1 };
 
 #define STREAM_BIT(stream) ((stream) < 0 ? 0u : 1u << ((stream) < 0 ? 0 : (stream)))
@@ -404,7 +400,7 @@ struct tensor {
     int64_t stored_at;
 };
 
-// Whether a tensor has weight decay: a matrix, or the B of an adapter of rank 1.
+// Whether a tensor has weight decay. As in GPT-2 and Llama, matrices have it: even an adapter's B of a single column.
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
 
 // The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
@@ -416,7 +412,7 @@ static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parame
 #define ENUM_ROW(enumerator, field) enumerator,
 enum lr_group { LR_GROUPS(ENUM_ROW) };
 #undef ENUM_ROW
-// Returns a tensor's group: embeddings (with a tied head), an untied head, the blocks' matrices (LoRA's too), vectors.
+// Returns the group of a tensor. A tied head's weight is in LR_EMBEDDING, the A and B of LoRA are in LR_MATRIX.
 static enum lr_group tensor_lr_group(const struct tensor *t) {
     if (t->unit == UNIT_EMBEDDINGS)
         return LR_EMBEDDING;
@@ -434,7 +430,7 @@ static double lr_multiplier(const struct config *c, enum lr_group group) {
     return 1;
 }
 
-// One flat layout of tensors. Unit u, in enum unit_kind's order, is elements [unit_begin[u], unit_begin[u + 1]).
+// The layout of a flat buffer. Unit u, as unit_of numbers units, is elements [unit_begin[u], unit_begin[u + 1]).
 struct flat_layout {
     int64_t flat;        // elements of a flat buffer, alignment gaps included
     int64_t *unit_begin; // (num_units + 1)
@@ -455,7 +451,7 @@ struct parameters {
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
 
-// Returns a row of the table for this shape, of no layer, without offset and count. rows 0: the model has none.
+// Returns a tensor as PARAMETER_ROWS describes it, for parameters_add. Its rows are 0 if the model has no such tensor.
 static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
     struct tensor t;
     memset(&t, 0, sizeof t);
@@ -479,7 +475,7 @@ static struct tensor tensor_row(enum parameter id, const struct model_shape *s) 
     return t;
 }
 
-// The number of parameters, adapters' too, without padding. A double, as options may ask for more than 64 bits count.
+// The number of parameters, with adapters, without padding. It is a double, as options can ask for more than 2^64.
 static double parameters_number(const struct model_shape *s) {
     double number = 0;
     for (int id = 0; id < PARAM_COUNT; id++) {
@@ -503,8 +499,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Adds a tensor at the end of p->tensors and of `layout`: p->trained or, after all trained, p->frozen. layer -1: the
-// whole model's; else "layer.N." goes before its name. Frozen linear weights of `format` FP8 or NF4 take stored bytes.
+// Appends a tensor to p->tensors and to `layout`: &p->trained or, once all trained tensors are there, &p->frozen. Puts
+// "layer.N." before its name unless `layer` is -1. Frozen linear weights of `format` FP8 or NF4 take only stored bytes.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -533,8 +529,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Adds to `layout`, p->trained or p->frozen, its tensors of a unit (layer -1: of the whole model), if any, as the next
-// unit, counts it, pads it to a multiple of `multiple`. frozen (L + 1, PARAM_COUNT): those not trained; NULL: none.
+// Appends the next unit to `layout`: the unit's trained tensors if that is &p->trained, its frozen ones if &p->frozen.
+// Pads it to a multiple of `multiple` elements. layer is -1 except for UNIT_LAYER. frozen is as in parameters_create.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
@@ -555,9 +551,9 @@ static void parameters_add_layout(struct parameters *p, struct flat_layout *layo
     parameters_add_unit(p, layout, s, UNIT_EMBEDDINGS, -1, frozen, multiple);
 }
 
-// Builds the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards
-// divide it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none.
-// Ends the program where the model is too large to be addressed. parameters_free frees the table.
+// Builds the table of a model's tensors. Each unit is padded so that it can be divided into `ranks` aligned shards.
+// frozen (L + 1, PARAM_COUNT) marks the tensors that are not trained, in the last row the whole model's; NULL marks
+// none. Ends the program if the model is too large to be addressed. parameters_free frees the table.
 static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
@@ -587,7 +583,7 @@ static void parameters_free(struct parameters *p) {
     memset(p, 0, sizeof *p);
 }
 
-// Returns the tensor of a layer (-1: of the whole model); NULL where the model has none, and for PARAM_COUNT.
+// Returns a layer's tensor or, for layer -1, the whole model's; NULL if the model has none, and for PARAM_COUNT.
 static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
     if (id == PARAM_COUNT)
         return NULL;
@@ -595,7 +591,7 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// out (n) = the initial values of a tensor's elements [first, first + n), however a tensor is split; 0 in padding.
+// out (n) = the initial values of a tensor's elements [first, first + n), 0 in padding. Calls may split the tensor.
 static void tensor_initialize(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

@@ -1,15 +1,15 @@
-// Forward and backward of a micro-step as recorded CUDA graphs: one or, with collectives, one between two of these.
+// A micro-step's forward and backward as a recorded CUDA graph or, if it has collectives, as several between these.
 #pragma once
 #include "kernels/device_queue.cuh"  // work graphs
 #include "kernels/work_segments.cuh" // segments_begin
 #include "model/state.cuh"           // struct gpt
 
-// Whether the current micro-step, number `index` of its step, has collectives, which no graph holds.
+// Whether the current micro-step, number `index` of its step, has collectives, which a graph cannot hold.
 static bool micro_step_has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
-// Returns the graph, recorded or not, of the current micro-step's kind; a step's last has its own kind if it does more.
+// Returns the graph, maybe not recorded yet, of all micro-steps that enqueue the same work as the current one.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     const bool reduces = s->ranks > 1 && !shards_gradients(s);
@@ -22,11 +22,11 @@ static void gpt_free_graphs(struct gpt *m) {
         segments_free(&m->steps.graphs[i].segments);
     }
 }
-// The part of a micro-step that never changes, and so can be recorded.
+// The part of a micro-step that is the same each time, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Enqueues the work, which has run before, as one graph. The first call records it with its `scale`, or runs it where
-// CUDA begins no recording; later ones don't call `work`. Returns false, with nothing enqueued, if CUDA takes no graph.
+// Enqueues the work as one graph. The first call records it, with its `scale`; later calls don't call `work`. Where
+// CUDA can't record, just runs the work. Returns false, with nothing enqueued, if CUDA refuses the recorded graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
         const bool begun = graph_begin(m->dev);
@@ -37,15 +37,15 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
-// Calls `work`; enqueues its ops as graphs between collectives or transfers, which the first call records with `scale`.
+// Calls `work`, whose ops are enqueued as graphs between collectives or transfers. The first call records the graphs.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);
     segments_end(m->dev);
 }
-// Enqueues the work of micro-step `index`. Its kind's first runs unrecorded, as libraries' first calls can't be
-// recorded; so do any planned, watched or calibrating FP8, and all where graphs are off. The kind's second, and its
-// next after a new `scale`, is recorded. Returns false, with nothing enqueued, where CUDA refuses: call again.
+// Enqueues the work of micro-step `index`. The first of its kind runs unrecorded, as libraries' first calls can't be
+// recorded. The second is recorded as a graph, and so is the next after a change of `scale`. Planning, watched phases
+// and FP8's calibration run unrecorded. Returns false, with nothing enqueued, if CUDA refuses a graph: call again.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);

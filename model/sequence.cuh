@@ -5,41 +5,42 @@
 #include "model/state.cuh"       // struct gpt and its buffers
 #include <math.h>                // sqrt
 
-// Returns the pass whose tokens, targets and spans a pass reads: backward reads the buffers of PASS_TRAIN.
+// Returns the pass whose buffers of tokens, targets and spans a pass reads: for PASS_BACKWARD that is PASS_TRAIN.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// Returns (N) integers, one for each token of a pass, in backward PASS_TRAIN's, live in this phase; NULL when planning.
+// Returns buffer `slot` of input_pass: (N) integers, one for each token, live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
 }
-// Returns a pass's tokens, (N), live in this phase; backward reads PASS_TRAIN's. NULL when planning.
+// Returns a pass's tokens, (N), live in this phase; NULL when planning. Backward reads PASS_TRAIN's.
 static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
 }
 static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
     return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
 }
-// Returns (B) integers, live in this phase: the new tokens' positions, in a prefill prompts' lengths; NULL: planning.
+// Returns the new tokens' positions or, in a prefill, prompts' lengths: (B), live in this phase; NULL when planning.
 static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->generation.sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
-// Whether attention is confined to documents: --reset-attention-mask, and when tasks are scored; never in generation.
+// Whether tokens see only their own document: with --reset-attention-mask or when tasks are scored, not in generation.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
-// Whether positions begin anew in each document: --reset-position-ids, and when tasks are scored; not in generation.
+// Whether positions begin at 0 in each document: with --reset-position-ids or when tasks are scored, not in generation.
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }
-// Returns (N), each token's document's first row in its sequence, live in this phase; NULL: planning, !has_documents.
+// Returns, for each token (N), the row of its sequence at which its document begins. Live in this phase; NULL when
+// planning, and if the pass doesn't need it (has_documents).
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
-// Returns what makes positions, live in this phase: PASS_GENERATE's own, documents' begins if they restart, or NULLs.
+// Returns what tokens' positions are computed from, live in this phase. Pointers are NULL when planning or unneeded.
 static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
@@ -49,16 +50,17 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     return positions;
 }
 
-// Whether layer l has a window shorter than a pass's sequences; never in PASS_GENERATE, whose KV cache is as short.
+// Whether layer l's window is shorter than a pass's sequences. Never in PASS_GENERATE, where the KV cache is as short.
 static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
-// Whether attention needs spans in a pass: where window_hides_keys (`window`) or documents do not see each other.
+// Whether attention needs spans in a pass: because a layer's window hides keys (`window`), or documents are masked.
 static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
-// Returns spans, live in this phase, of layers whose window hides keys or not. Called if has_spans. NULL: planning.
+// Returns the spans of layers whose window hides keys (`window`), or of the other layers, live in this phase; NULL when
+// planning. Call it only if has_spans.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
@@ -67,7 +69,7 @@ static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
                                       window ? "last queries, window" : "last queries");
     return spans;
 }
-// Returns the shape of a model's attention, of B sequences of T tokens, by the options: without spans.
+// Returns the shape of attention over B sequences of T tokens, by the options. Its spans are NULL.
 static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
     struct attention_shape shape;
     memset(&shape, 0, sizeof shape);
@@ -80,7 +82,7 @@ static struct attention_shape attention_shape_of(const struct config *c, int B, 
     shape.softcap = (float)c->model.attn_logit_softcapping;
     return shape;
 }
-// Returns the shape of layer l's attention in a pass; where has_spans, its spans are live in this phase, else NULL.
+// Returns the shape of layer l's attention in a pass. Its spans are live in this phase; NULL when planning or unneeded.
 static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
     const struct extent e = extent_of(m, pass);
     struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
@@ -92,7 +94,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     }
     return shape;
 }
-// Returns the rotary table (seq_length, D) of layer l, in device memory; NULL: planning, or q and k are not rotated.
+// Returns layer l's rotary table, (seq_length, D), in device memory; NULL when planning, or if q and k aren't rotated.
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;

@@ -1,6 +1,6 @@
-// The model's state: struct gpt, and its buffers by pass, layer and slot. Layer l's input is the OUT of layer l - 1;
-// the embedding's output is the OUT of layer -1. Functions run in two modes, planning and running (model/timeline.cuh):
-// a phase fetches all its buffers first (NULL when planning, but for a dry run), then runs its ops by RUN.
+// The model's state: struct gpt, and functions that return its buffers by pass, layer and slot. Layer l's input is the
+// OUT of layer l - 1, and layer -1 is the embedding. The same code plans and runs (model/timeline.cuh): a phase first
+// gets all its buffers, which are NULL when planning except in a dry run, then runs its ops by RUN.
 #pragma once
 #include "attention.cuh"             // enum attention_backend
 #include "config/config.h"           // struct config
@@ -16,10 +16,10 @@
 #include "recompute.cuh"             // struct recompute_policy
 #include "zero/gradients.cuh"        // struct zero: parameters and gradients, whole or sharded
 
-// Events of the device (device_event_record). BATCH, RESULTS: + slot 0 or 1. START: a step begins, no other in flight.
+// Numbers for device_event_record; add slot 0 or 1 to BATCH and RESULTS. START: a step begins, with none in flight.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2, EVENT_START = 4 };
 
-// Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
+// The gradients of activations. Columns: id; name in plans. D_LNF and D_RESIDUAL are the whole model's (layer -1).
 #define GRADIENT_SLOTS(ROW)                                                                                            \
     ROW(D_MLP_ADDED, "d mlp addend")    /* before residual dropout and multiplier */                                   \
     ROW(D_MLP_PROJ, "d mlp projection") /* before the norm after it */                                                 \
@@ -40,7 +40,7 @@ static const char *const gradient_slot_names[] = {
 #undef NAME_ROW
 };
 
-// The buffers of a linear layer in FP8, besides kept activations: id, category in plans. The column form is transposed.
+// The buffers of an FP8 linear layer, besides kept activations. Columns: id; category in plans. COLUMNS are transposed.
 #define FP8_BUFFER_ROWS(ROW)                                                                                           \
     ROW(VALUES, "fp8 sources")      /* the input in floatX, until it is cast */                                        \
     ROW(ROWS, "fp8 row form")       /* the input */                                                                    \
@@ -55,7 +55,7 @@ enum fp8_buffer {
 #undef ENUM_ROW
         FP8_BUFFERS
 };
-// The buffers of attention in FP8, besides those activations that are kept in FP8: id, category and name in plans.
+// The buffers of FP8 attention, besides the activations that it keeps in FP8. Columns: id; category; name in plans.
 #define FP8_ATTENTION_BUFFER_ROWS(ROW)                                                                                 \
     ROW(VALUES, "fp8 sources", "q, k and v") /* in floatX, until they are cast */                                      \
     ROW(DOUT, "fp8 attention", "d attention in fp8")
@@ -66,7 +66,7 @@ enum fp8_attention_buffer {
         FP8_ATTENTION_BUFFERS
 };
 
-// Buffers of a layer besides its activations, and of the whole model.
+// Numbers of buffers: a layer's, besides its activations, whose numbers are below ACT_COUNT, and the whole model's.
 enum slot {
     SLOT_BEFORE_GRADIENTS = ACT_COUNT - 1,
 #define ENUM_ROW(id, name) SLOT_##id,
@@ -106,7 +106,7 @@ struct step_results {
     uint64_t micro_step;  // counted over the run: the counter of the dropout masks
 };
 
-// Returns the mean over the targets that count; 0: there are none.
+// Returns the mean loss over the targets that count; 0 if none does.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
 struct layer_kind {
@@ -119,7 +119,7 @@ struct batch {
     const int32_t *targets;         // (B, T); a target below 0 is not counted
     const int32_t *document_starts; // (B, T) the row at which a token's document begins; NULL: all 0
 };
-// Returns a batch of inputs and targets, not copied, in which all documents begin at 0.
+// Returns a batch that points to `inputs` and `targets`, (B, T), and in which each sequence is one document.
 static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     const struct batch batch = {inputs, targets, NULL};
     return batch;
@@ -131,8 +131,8 @@ struct token_scores {
     int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
 };
 
-// Kinds of micro-steps, each of which enqueues the same work whenever it runs. MICRO_STEP_ADDS: adds to the gradients
-// of the step's earlier micro-steps; MICRO_STEP_LAST: does what only the step's last one does.
+// Kinds of micro-steps, as sums of these bits. All micro-steps of a kind enqueue the same work. MICRO_STEP_ADDS: adds
+// to the gradients of the step's earlier micro-steps. MICRO_STEP_LAST: does what only a step's last micro-step does.
 enum { MICRO_STEP_ADDS = 1, MICRO_STEP_LAST = 2, MICRO_STEP_KINDS = 4 };
 struct micro_step_graph {
     struct work_graph work;
@@ -174,7 +174,7 @@ struct rotary {
     const float *table; // (T, D) cosines and sines
     const float *local; // (T, D) of windowed layers; NULL: `table`
 };
-// Buffers of the whole model in the plan, -1: none.
+// Ids of the whole model's buffers in the plan, -1: none.
 struct flat_ids {
     int params, frozen, stored, grads, scratch;
 };
@@ -212,9 +212,9 @@ struct gpt {
     uint64_t transfers[TRANSFER_DIRECTIONS]; // tickets of the last activation to the host, and from there; 0: none
 };
 
-// Returns the column of a rank's request in its report. A report is report_width doubles: the sum of the rank's
-// gradients' squares (at REPORT_SQUARES), the struct loss_sum of each micro-batch (from REPORT_LOSSES on), the request,
-// and with FP8 the counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
+// Returns the column of the request in a rank's report. A report is a row of report_width doubles: the sum of squares
+// of the rank's gradients (at REPORT_SQUARES), a struct loss_sum for each micro-batch (from REPORT_LOSSES on), the
+// request and, with FP8, counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
@@ -228,14 +228,14 @@ static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8
 #define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
 #define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
 
-// Enters a region of the timeline, before its first phase; units' buffers then count as empty (zero_begin_region).
+// Enters a region of the timeline, whose first phase comes next. From here on units' buffers count as empty.
 static void region(struct gpt *m, enum region r) {
     timeline_enter_region(&m->timeline, r);
     zero_begin_region(&m->zero);
     zero_begin_region(&m->frozen);
 }
-// Returns a buffer of a layer (-1: of the whole model) in a pass, live in this phase; NULL when planning, whose first
-// call for it sets bytes, category and name; other calls read none of these. slot: enum slot or enum activation_id.
+// Returns buffer `slot` (enum slot or enum activation_id) of a layer, or of the whole model for -1, live in this phase;
+// NULL when planning. Only the first call for a buffer, when planning, reads bytes, category and name.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
                     const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
@@ -251,7 +251,7 @@ struct extent {
     int B, T;
     int64_t N; // B * T
 };
-// Returns a pass's tokens on this rank: a micro-batch's, prompts padded to the longest, one a sequence in generation.
+// Returns the size of a pass's input on this rank. Prompts are padded to the longest; in PASS_GENERATE T is 1.
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
     const int B = generates(pass) ? m->generation.sequences : m->config.training.micro_batch_size;
     const int T = !generates(pass)       ? m->config.model.seq_length
@@ -265,7 +265,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
-// Whether attention of layer l multiplies FP8 matrices (only if is_quantized), and q, k, v and output are kept in FP8.
+// Whether attention of layer l multiplies FP8 matrices in a pass. If so, its q, k, v and output are kept in FP8.
 static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
     return m->fp8.attention != FP8_ATTENTION_NONE && is_quantized(m, pass, l);
 }
@@ -274,14 +274,14 @@ static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
 
 // Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// Returns the lowest layer whose input backward reads: the first of the group of the lowest trained layer; L: none is.
+// Returns the first layer of the lowest trained layer's group: backward reads no input below it. L if none is trained.
 static int first_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Returns the layer whose parameters are needed next after layer l's backward (L: the head's): the first that is
-// recomputed for layer l - 1, or l - 1 itself; -1: none, as backward ends at m->lowest_trained.
+// Returns the layer whose parameters are needed next after layer l's backward, or the head's for l = L: the first layer
+// that is recomputed for layer l - 1, or layer l - 1 itself. -1 if backward needs no further layer.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -294,8 +294,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Returns the set of layer l's (-1: the embedding's) kept activations that are in host memory until backward. Its OUT
-// is in the set if layer l + 1 is offloaded, the rest if l is. The last group stays, and what no backward reads.
+// Returns the set of layer l's kept activations (-1: the embedding's) that are on the host until backward. OUT is in it
+// if layer l + 1 is offloaded, the rest if layer l is. The last group's stay, and those that no backward reads.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -305,7 +305,7 @@ static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
     return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
 }
-// Returns an activation's row of the table for layer l in a pass: inputs are in FP8 only in training, in FP8 layers.
+// Returns an activation's row in recompute.cuh's table for layer l in a pass. If is_quantized, some elements are FP8.
 static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const struct layer_shape s = is_quantized(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
     return activation_row(id, &s);
@@ -313,8 +313,8 @@ static struct activation_row activation_row_of(const struct gpt *m, enum pass pa
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
-// Returns the memory of an activation, whatever its elements are, live in this phase; NULL when planning. An activation
-// kept on the device has one buffer; a dropped or offloaded one has a second in backward, remade or fetched there.
+// Returns the memory of an activation, live in this phase, whatever its elements are; NULL when planning. An activation
+// that is dropped or offloaded after forward has a second buffer in PASS_BACKWARD.
 static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
     if (pass == PASS_BACKWARD && kept & ~offloaded & (1u << id))
@@ -331,7 +331,7 @@ static void *activation_memory(struct gpt *m, enum pass pass, int l, enum activa
         snprintf(category, sizeof category, "%s", forward_group_name(pass));
     return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
 }
-// Checks, while planning, that an activation has the elements that the caller reads; aborts where it does not.
+// Aborts, when planning, unless an activation has elements of the kind that the caller is going to read.
 static void activation_expect(const struct gpt *m, enum pass pass, int l, enum activation_id id,
                               enum elements elements) {
     if (!m->timeline.planning)
@@ -347,64 +347,64 @@ static void activation_expect(const struct gpt *m, enum pass pass, int l, enum a
         abort();
     }
 }
-// Returns an activation of floatX, (N, width), live in this phase; NULL when planning, which aborts for other elements.
+// Returns an activation, (N, width), live in this phase; NULL when planning. Planning aborts if it isn't in floatX.
 static floatX *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FLOATX);
     return (floatX *)activation_memory(m, pass, l, id);
 }
-// Returns the statistics of a norm, fp32, live in this phase: (norm_statistics, N), which norm_stats_from divides; of q
-// and k (N, qk_statistics). NULL when planning, which aborts where elements of `id` are not fp32.
+// Returns a norm's statistics in fp32, live in this phase; NULL when planning. They are (norm_statistics, N) or, for
+// the norm of q and k, (N, qk_statistics). Planning aborts if activation `id` is not in fp32.
 static float *activation_stats(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     activation_expect(m, pass, l, id, ELEMENTS_FP32);
     return (float *)activation_memory(m, pass, l, id);
 }
-// Returns the memory of an offloaded activation on the host, live in this phase; NULL when planning.
+// Returns the host memory of an offloaded activation, live in this phase; NULL when planning.
 static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
     int *slot = &m->slots[((int)PASS_TRAIN * (m->shape.L + 1) + l + 1) * SLOT_COUNT + SLOT_HOST + (int)id];
     return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
                                 row.name, l);
 }
-// Returns the buffer of the gradient of an activation, (N, width), live in this phase, N: a micro-batch's tokens; NULL
-// when planning. slot: the gradient's own, SLOT_D_...; l -1: of no layer.
+// Returns the buffer of an activation's gradient, (N, width), live in this phase; NULL when planning. N is the number
+// of a micro-batch's tokens. `slot` is one of SLOT_D_...; l is -1 for gradients of the whole model.
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
                             gradient_slot_names[slot - ACT_COUNT]);
 }
-// Returns the gradient of the residual stream, (N, C), one buffer for all layers, live in this phase; NULL: planning.
+// Returns the residual stream's gradient, (N, C), which all layers share, live in this phase; NULL when planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// Returns a parameter of layer l (-1: of the whole model) in a pass, live in this phase, after use_unit of its unit;
-// NULL: absent, or when planning. For a linear weight that may be stored call linear_weight.
+// Returns a parameter of layer l, or of the whole model for -1, live in this phase; NULL if absent, and when planning.
+// Call use_unit for its unit before. For a linear weight, which may be stored in FP8 or NF4, call linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
 }
-// Whether the model has this parameter of layer l (-1: of the whole model), and it is not frozen.
+// Whether the model has this parameter, of layer l or, for -1, of the whole model, and trains it.
 static bool is_trained(const struct gpt *m, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t && !t->frozen;
 }
-// Returns an fp32 gradient of layer l (-1: of the whole model), live in this phase, to set or, where accumulates(m), to
-// add to, after zero_begin_gradients of its unit; NULL: frozen, absent, or when planning.
+// Returns where a parameter's fp32 gradient goes, live in this phase; NULL if it is frozen or absent, and when
+// planning. If accumulates(m), add to it, else overwrite it. Call zero_begin_gradients for the parameter's unit before.
 static float *grad(struct gpt *m, int l, enum parameter id) {
     return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
 }
-// Brings in a unit's trained and frozen parameters for device work: zero_use. Opens 0 to 2 phases. All ranks call this.
+// Makes a unit's parameters, trained and frozen, ready for later device work. May open phases. Every rank calls this.
 static void use_unit(struct gpt *m, enum pass pass, int unit) {
     zero_use(&m->zero, pass, unit);
     zero_use(&m->frozen, pass, unit);
 }
-// Begins in this phase to bring in a unit's trained and frozen parameters for use_unit: zero_prefetch. All ranks call.
+// Begins in this phase to bring in a unit's parameters, for which use_unit then waits. Every rank calls this.
 static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
     zero_prefetch(&m->zero, pass, unit);
     zero_prefetch(&m->frozen, pass, unit);
 }
-// Whether backward adds to what the memory of `grad` holds (zero_adds); else, as in a first micro-step, overwrites it.
+// Whether backward adds to the values in a gradient's memory. If not, as in a first micro-step, it overwrites them.
 static bool accumulates(const struct gpt *m) { return zero_adds(&m->zero); }
 
-// Returns dropout with probability p, outside training steps with 0. use: enum dropout_use, or LoRA's (lora_dropout).
+// Returns dropout with probability p, or 0 outside training steps. `use`, enum dropout_use or LoRA's, selects the mask.
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, int use) {
     const struct dropout d = {m->steps.dropout ? (float)p : 0,
                               m->config.training.seed,
@@ -414,12 +414,12 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
                               m->io.results ? &m->io.results->micro_step : NULL};
     return d;
 }
-// Returns the factor of what attention and MLP each add to the residual stream; 1: none.
+// Returns the factor by which attention's and the MLP's outputs are multiplied before they join the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
-// Returns the embedding's multiplier (1: none), rounded to floatX, as transformers rounds Gemma's; Granite's is exact.
+// Returns the embedding's multiplier, rounded to floatX as transformers rounds Gemma's. Granite's needs no rounding.
 static float embedding_scale(const struct gpt *m) {
     return to_float(to_floatX((float)m->config.model.embedding_multiplier));
 }
@@ -433,8 +433,8 @@ struct norm_weights {
 };
 static const struct norm_weights NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// Returns the pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is
-// gathered again for the head, as in PASS_BACKWARD, rather than kept in memory through all layers.
+// Returns the pass whose buffer has the head's weight. In training a tied weight is dropped after the embedding and
+// gathered again for the head, into PASS_BACKWARD's buffer, so that it takes no memory while the layers run.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_BACKWARD : pass;
 }

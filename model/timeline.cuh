@@ -1,5 +1,4 @@
 // The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
-//
 // The code of the model runs in two modes. When planning, each phase only records the buffers that it touches, of which
 // the plan is made. When running, the same code finds the buffers at their planned addresses. A phase:
 //
@@ -7,8 +6,8 @@
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
-// A dry run is planning once more, after the memory is allocated: nothing is recorded, buffers have their addresses,
-// and of the ops only the matmuls are called, by a library that lists them.
+// A dry run is planning once more, after the memory is allocated: nothing is recorded, and buffers have their
+// addresses. The matmuls are called, but their library only lists them; other ops are skipped.
 #pragma once
 #include "kernels/transfers.cuh"      // transfer_begin, transfer_wait
 #include "kernels/work_segments.cuh"  // segments_op_begin
@@ -17,12 +16,12 @@
 #include "runtime/machine/error.h"    // fail
 #include <stdio.h>                    // snprintf
 
-// A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
-// PASS_BACKWARD: its backward, which makes a layer's dropped activations again and then gradients; PASS_EVALUATE:
-// validation; PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
+// A pass over the model's layers. Each pass has activation buffers of its own. PASS_TRAIN: a training step's forward.
+// PASS_BACKWARD: its backward, which makes a layer's dropped activations again, then its gradients. PASS_EVALUATE:
+// validation. PASS_PREFILL: a generation's prompts. PASS_GENERATE: one new token a sequence, with the KV cache.
 enum pass { PASS_TRAIN, PASS_BACKWARD, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
 
-// Each phase is of one of these groups. Columns: id; name in plans. A micro-step's come first, BACKWARD last of them.
+// The groups of phases. Columns: id; name in plans. A micro-step's groups come first; BACKWARD is the last of them.
 #define PHASE_GROUPS(ROW)                                                                                              \
     ROW(FORWARD, "forward")                                                                                            \
     ROW(RECOMPUTE, "recompute") /* of activations that the forward has dropped */                                      \
@@ -46,7 +45,7 @@ static const char *group_name(enum phase_group group) {
     };
     return names[group];
 }
-// Returns the group of a pass's forward: in PASS_BACKWARD it is recomputation.
+// Returns the group of a pass's forward phases. Each pass has its own group; in PASS_BACKWARD it is recomputation.
 static enum phase_group forward_group(enum pass pass) {
     switch (pass) {
     case PASS_TRAIN: return PHASES_FORWARD;
@@ -83,8 +82,8 @@ struct timeline {
     int workspaces_capacity;
 };
 
-// Hooks, which tests and benchmarks define before they include this file: TIMELINE_ON_PHASE is called as each phase
-// begins; TIMELINE_IS_WATCHED forbids recorded graphs, so that every phase runs; TIMELINE_EXECUTE runs an op.
+// Hooks that tests and benchmarks define before they include this file. TIMELINE_ON_PHASE is called as a phase begins.
+// A true TIMELINE_IS_WATCHED forbids recorded graphs, so that every phase runs. TIMELINE_EXECUTE runs an op.
 #ifndef TIMELINE_ON_PHASE
 #define TIMELINE_ON_PHASE(t) ((void)(t))
 #define TIMELINE_IS_WATCHED false
@@ -98,7 +97,7 @@ struct timeline {
     } while (0)
 #endif
 
-// Executes an op, unless it is in a graph that is enqueued again.
+// Executes an op, unless the op is in a recorded graph, which is enqueued instead.
 #define TIMELINE_ENQUEUE(t, is_matmul, op)                                                                             \
     do {                                                                                                               \
         if (segments_op_begin((t)->dev)) {                                                                             \
@@ -121,16 +120,16 @@ struct timeline {
 
 static double seconds_now(void) { return deadline_clock_s(); }
 
-// Begins planning in zeroed *t, with an empty plan. To end, the caller sets planning to false, then calls plan_place.
+// Begins to plan, in a zeroed *t. To end it, the caller sets t->planning to false and calls plan_place, in this order.
 static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     plan_begin(&t->plan);
     t->dev = dev;
     t->planning = true;
     t->phase = -1;
 }
-// Begins a dry run, after arenas_allocate, or, with `begin` false, ends it.
+// Begins a dry run, or ends it if `begin` is false. arenas_allocate has been called before.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
-// Whether the plan is being recorded: false in a dry run, in which t->planning is true too.
+// Whether the plan is being recorded. This is false in a dry run, although t->planning is true there.
 static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
@@ -139,15 +138,15 @@ static void timeline_free(struct timeline *t) {
     free(t->workspaces);
 }
 
-// Enters a region: timeline_phase then begins its first phase. Planning sets where the region begins.
+// Enters a region, whose first phase the next timeline_phase begins. When planning, notes where the region begins.
 static void timeline_enter_region(struct timeline *t, enum region r) {
     if (timeline_is_planning(t))
         t->region_first[r] = t->phase + 1;
     t->phase = t->region_first[r] - 1;
 }
 
-// Begins the next phase of timeline_enter_region's region. Planning records the phase, named "GROUP layer 3: OP", or
-// "GROUP: OP" for layer -1. Runs and dry runs must begin the planned phases in their order; no order is checked.
+// Begins the next phase of the region. Planning records it, named "GROUP layer 3: OP", or "GROUP: OP" for layer -1.
+// When running, the caller must begin the phases in the planned order, which nothing checks.
 static void timeline_phase(struct timeline *t, enum phase_group group, int layer, const char *op) {
     char name[96];
     t->phase++;
@@ -164,19 +163,19 @@ static void timeline_phase(struct timeline *t, enum phase_group group, int layer
     plan_phase(&t->plan, (int)group, layer, name);
 }
 
-// A loop over ranges of tokens. The ops of each range run in the same phases, and one range is planned.
+// A loop over ranges of tokens. The ops of all ranges run in the same phases, so that only one range is planned.
 struct timeline_loop {
     int before;          // the phase before the loop's
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
-// Returns a loop over tokens [0, end) in ranges of `step`, the last cut by the caller. The loop's phases come next.
+// Returns a loop over tokens [0, end) by `step` tokens. The caller cuts the last range. The loop's phases come next.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Enters the loop's next range, on the first call the first: the loop's phases begin again. Returns false where no
-// range is left and, while the plan is recorded, after the first range, as it then declares the loop (plan_add_loop).
+// Goes on to the loop's next range, on the first call to the first range, and back to the loop's first phase. Returns
+// false if no range is left. While the plan is recorded, also returns false after one range, and declares the loop.
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_is_planning(t)) {
@@ -188,7 +187,7 @@ static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     return loop->first < loop->end;
 }
 
-// Returns a planned buffer's address. Aborts for id -1, and where it is not live now: others may have its bytes.
+// Returns a planned buffer's address. Aborts if id is -1, or the buffer is not live now: others may have its bytes.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {
@@ -199,8 +198,8 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// Returns timeline_pointer of *id in runs and dry runs: aborts for -1 and for a buffer not live now. Else returns NULL
-// and makes the buffer, of a packed arena, live in this phase; for *id -1 first adds the buffer by the later arguments.
+// Returns the address of buffer *id, as timeline_pointer does. When planning, except in a dry run, returns NULL and
+// makes the buffer live in this phase; if *id is -1, first adds it to the plan, in a packed arena.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
@@ -210,19 +209,20 @@ static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *
     plan_touch(&t->plan, *id);
     return NULL;
 }
-// Returns timeline_buffer_in of ARENA_ACTIVATIONS, in device memory.
+// Returns a buffer of device memory, of ARENA_ACTIVATIONS, as timeline_buffer_in does.
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);
 }
-// Returns timeline_buffer_in of ARENA_HOST_ACTIVATIONS, in host memory.
+// Returns a buffer of host memory, of ARENA_HOST_ACTIVATIONS, as timeline_buffer_in does.
 static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                                   int layer) {
     return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
 }
 
-// Begins a copy between device and host, after work enqueued so far; planning records name and bytes. Operands are live
-// and unchanged up to the phase that waits. Returns a ticket for timeline_transfer_wait in the same mode; dry run: 0.
+// Begins a copy between device and host, after the work enqueued so far. Returns a ticket for timeline_transfer_wait.
+// Until the phase that waits, the caller keeps both buffers live and writes neither. Planning only notes the name and
+// the bytes; its tickets are not for running. A dry run does nothing and returns 0.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)
@@ -231,7 +231,7 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
         return 0;
     return (uint64_t)plan_add_transfer(&t->plan, direction, name, bytes) + 1;
 }
-// Blocks later work of the device until a transfer is done; clears its ticket. *ticket 0, or a dry run: does nothing.
+// Makes the device's later work wait for a transfer, and zeroes its ticket. Does nothing for ticket 0 and in a dry run.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     if (t->dry_run)
         return;
@@ -242,11 +242,11 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     *ticket = 0;
 }
 
-// Wraps the fetch of a buffer that no op of this phase uses: the fetch keeps it live between phases that do.
+// Wraps a call that gets a buffer which no op of this phase uses. The call keeps the buffer live for later phases.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Returns scratch memory that lives only in this phase, and that all calls in the phase share: as much as the largest
-// asks for. NULL for 0 bytes, and while the plan is recorded. Aborts where more is asked for than was planned.
+// Returns scratch memory that lives only in this phase. All calls in the phase get the same memory, of the largest size
+// that any asks for. NULL for 0 bytes, and when planning. Aborts if a run asks for more bytes than were planned.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

@@ -1,21 +1,21 @@
-// The gradients of units: reduced to shards, added to the stored sum, which may lie in the host's memory.
+// The gradients of units: their reduction over ranks, and the stored sum over micro-steps, which may be on the host.
 #pragma once
 #include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
 #include "kernels/gradients.cuh"   // add_gradients, sum_of_squares
 #include "zero/units.cuh"          // struct zero
 
-// The part of a unit's stored gradients in one slot: buckets [first, end), elements [place, place + n) of this rank's.
+// A part of a unit's stored gradients, for one slot: buckets [first, end), elements [place, place + n) of z->grads.
 struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether slots, if any, take a unit by buckets: head or embeddings, larger than a layer, of more than two buckets.
+// Whether a unit is streamed: its stored gradients pass through the slots by buckets, as it is larger than a layer.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part that begins with `bucket`, an index over all units: the unit's rest or, if streamed, that bucket.
+// Returns the part of a unit from `bucket` on, an index over all units: only this bucket if streamed, else the rest.
 static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -26,7 +26,7 @@ static struct stored stored_at(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a unit's slot 0 or, if streamed, 1: device memory for a part (stored_at), live in this phase; NULL: planning.
+// Returns a unit's slot 0 or, if streamed, 1: device memory for a part, live in this phase; NULL when planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -37,13 +37,13 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
                                   "unit's stored gradients", unit_layer(z, unit));
     return bytes_behind(slots, (size_t)slot * bytes);
 }
-// Returns this rank's stored gradients, on device or host, from `place` on, a multiple of STATE_BLOCK; NULL: planning.
+// Returns the address of this rank's stored gradients from `place` on, a multiple of STATE_BLOCK; NULL when planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
 
-// Begins, in this phase, to copy the stored sum of a unit's gradients into its buffer; zero_begin_gradients waits. Does
-// nothing without zero_adds_in_place, in a step's first micro-step, and where the sum is there or on its way.
+// Begins, in this phase, to copy the stored sum of a unit's gradients into the unit's buffer. zero_begin_gradients
+// waits. Does nothing unless zero_adds_in_place, in a step's first micro-step, and if the sum is there or on its way.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
     if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
@@ -54,7 +54,8 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to load a part from the host (z->grads_loads) to a slot; first micro-step: zeroes it, as add_shard skips gaps.
+// Begins to copy a part from the host to a slot. In a step's first micro-step instead zeroes the slot, because
+// add_shard does not write the gaps between tensors.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -66,12 +67,13 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Begins load_stored of a whole unit, not empty, to slot 0; does nothing if it is streamed, or gradients use no slots.
+// Calls load_stored for slot 0 and a whole, nonempty unit, unless it is streamed or its gradients use no slots.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
 }
-// Blocks later work of the device until unit z->storing (-1: none), its buffer live till now, is on the host; sets -1.
+// Makes later device work wait until the gradients of unit z->storing are on the host, then sets z->storing to -1.
+// Keeps the unit's buffer live until now. Does nothing if z->storing is -1.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
@@ -89,7 +91,7 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the padding in `whole`, a unit's fp32 gradients (NULL: nothing): no op writes it; reductions and norm read it.
+// Zeroes the padding in `whole`, a unit's gradients, which no op writes but the norm reads. Does nothing if it is NULL.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // after the tensors so far
@@ -103,9 +105,9 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         zero_gap(z, whole + at - begin, end - at);
 }
-// Prepares a unit's buffer for its backward, in a phase of its own; does nothing where the unit has no buffer or no
-// elements. With zero_adds_in_place the buffer then holds the stored sum (in a first micro-step only zeroed gaps), and
-// the next unit's is being fetched. Else it may hold anything: zero_reduce or zero_add_reduced adds it to the sum.
+// Prepares a unit's buffer of gradients for its backward, in a new phase. Does nothing without a buffer or elements.
+// With zero_adds_in_place the buffer then holds the stored sum, and the next unit's is on its way; a step's first
+// micro-step only zeroes the gaps. Otherwise the buffer may hold anything, as backward overwrites it.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
@@ -124,8 +126,8 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// Adds this rank's shard of bucket b in `whole`, the unit's gradients, to `sum`, b->shard elements of grads_format
-// (bf16 rounded stochastically); in a step's first micro-step overwrites `sum`. Does not write gaps between tensors.
+// Adds this rank's shard of bucket b, in `whole`, the unit's gradients, to `sum` (b->shard), of grads_format. Rounds
+// bf16 stochastically. In a step's first micro-step overwrites `sum` instead. Does not write the gaps between tensors.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
@@ -133,15 +135,15 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// Adds the squares of `sum`, this rank's stored shard of a bucket, to *z->squares (bucket 0 overwrites it), only in a
-// step's last micro-step. Call bucket after bucket, as optimizer_sum_squares goes. ws: sum_of_squares_workspace_bytes.
+// Adds the squares of `sum`, this rank's stored shard of a bucket, to *z->squares, which bucket 0 overwrites. Does
+// nothing before a step's last micro-step. Call it in the order of the buckets. ws has sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Waits for a part's reductions, then adds the part of `whole`, a unit's buffer, to `sum`, the stored part; overwrites
-// `sum` in a step's first micro-step. Gradients on the host: add_squares follows (with ws). Does nothing when planning.
+// Waits for a part's reductions, then adds the part of `whole`, a unit's buffer, to `sum`, or in a step's first
+// micro-step overwrites `sum`. For gradients on the host, also calls add_squares, with ws. Does nothing when planning.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -155,7 +157,7 @@ static void add_to_stored(struct zero *z, void *sum, const float *whole, struct 
             TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
     }
 }
-// Begins to copy a part's sum, at `from` on the device, to the host; wait_for_stores waits for z->grads_stores[slot].
+// Begins to copy the sum of a part, at `from` on the device, to the host. wait_for_stores waits for the copy.
 static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
     char name[64];
     z->grads_stores[slot] =
@@ -163,8 +165,8 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Adds this rank's shards of `whole`, the unit's buffer, after its reductions, to the host's sum; ws: add_squares'.
-// Call prefetch_stored and wait_for_stores before, and wait_for_stores after: the last copies are in flight till then.
+// Waits for a unit's reductions, then adds this rank's shards of `whole`, the unit's buffer, to the sum on the host. ws
+// is for add_squares. Call prefetch_stored and wait_for_stores before; after it, wait_for_stores waits for the copies.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -183,8 +185,8 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Adds, in a new phase, a unit's reduced buffer to the stored sum or, with zero_adds_in_place, begins to store it.
-// prefetch_stored comes before, wait_for_stores after.
+// Adds a unit's buffer of gradients, once reduced, to the stored sum, in a new phase. With zero_adds_in_place the
+// buffer is the sum already, and its copy to the host begins. Call prefetch_stored before and wait_for_stores after.
 static void collect_gradients(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -206,10 +208,10 @@ static void collect_gradients(struct zero *z, int unit) {
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
-// Begins the reduction of a unit's gradients, after its backward: of sharded ones in each micro-step, of whole ones in
-// a step's last. zero_add_reduced or the update waits. One rank instead adds the unit's buffer, where there is one, to
-// the stored sum, or copies it there (zero_adds_in_place). Opens a phase if zero_has_unit_gradients; does nothing for a
-// unit without elements. From stage 1 on only this rank's shards then hold the sum. Every rank calls this.
+// Begins to reduce a unit's gradients over the ranks, after the unit's backward: sharded gradients in each micro-step,
+// whole ones in a step's last. zero_add_reduced or the update waits. From stage 1 on only this rank's shards then hold
+// the sum. One rank, instead of reducing, calls collect_gradients if units have buffers. Opens a phase if they do. Does
+// nothing for an empty unit. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -238,12 +240,13 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Opens a phase; adds this rank's shards of a unit, after its reductions, to the stored sum. Unsharded, empty: nothing.
+// Adds a unit's reduced gradients, this rank's shards of them, to the stored sum, in a new phase. Does nothing if
+// gradients aren't sharded, or the unit is empty.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
-// Blocks later work of the device, in its own phase, until all gradients kept on the host are there. None: nothing.
+// Makes later device work wait, in a new phase, for gradients on their way to the host. Does nothing if none go there.
 static void zero_end_gradients(struct zero *z) {
     if (!z->grads_on_host)
         return;

@@ -1,8 +1,7 @@
 // Which rank owns which ranges of the flat buffers, by the stages of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054).
-//
-// Units (the head's, a layer's, the embeddings' tensors) are ranges of the flat buffers, in the order in which backward
-// finishes their gradients. A unit is cut into buckets of at most --bucket-mib of fp32, reduced when its gradients are
-// complete. Each rank owns an equal shard of each bucket, for balance. The shards are the same in every stage:
+// Units (the tensors of the head, of a layer, of the embeddings) are ranges of the flat buffers, in the order in which
+// backward finishes their gradients. A unit is cut into buckets of about --bucket-mib of fp32 at most, reduced when the
+// gradients are complete. Each rank owns an equal shard of each bucket, for balance. All stages have the same shards:
 //
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
 //   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
@@ -34,7 +33,7 @@ static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s-
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
-// Appends [begin, end) of a unit as buckets of about `most` > 0 elements at most, equal but for the last; empty: none.
+// Appends a unit's elements [begin, end) as buckets of equal size, about `most` > 0 or less; the last may be smaller.
 static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)
@@ -50,8 +49,8 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-// Cuts the units of a layout, which need not stay, into buckets of about bucket_bytes of fp32 at most; 0: one bucket a
-// unit. An empty unit has none. shards_free frees the tables.
+// Returns the buckets of a layout's units, which shards_free frees. A bucket is at most about bucket_bytes of fp32; 0
+// makes each unit one bucket. An empty unit has no bucket. The layout may be freed before the result.
 static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
                                    int64_t bucket_bytes) {
     const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
@@ -80,19 +79,21 @@ static void shards_free(struct shards *s) {
     memset(s, 0, sizeof *s);
 }
 
+// The number of elements of this rank's flat buffer, whole or sharded.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
+// Returns the first element, in the flat buffers, of this rank's shard of bucket b.
 static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
     return b->begin + s->rank * b->shard;
 }
 
-// Returns the index in this rank's buffer (sharded or whole) of element `at`, which is in this rank's shard of b.
+// Returns where this rank's buffer, whole or sharded, has element `at`, which must be in this rank's shard of b.
 static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// Finds the next range of [*at, end), which may span buckets, in this rank's buffer; sharded, a range is in one bucket.
-// Sets *at, and *place to the index of *at there. Returns the length, which the caller adds to *at; 0: nothing is left.
+// Finds the next elements of [*at, end) in this rank's buffer: all if it is whole, else one bucket's at a time. Sets
+// *at to the first, *place to its index in the buffer. Returns how many, 0 at the end; the caller adds that to *at.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;

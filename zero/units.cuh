@@ -1,6 +1,5 @@
 // Units of parameters and gradients on the device (zero/shards.cuh): their memory, and the gathering of parameters.
-//
-// Offloading is sharding's schedule with copies over the bus: the host is one more rank.
+// Offloading follows sharding's schedule, with copies over the bus, as if the host were one more rank.
 //
 //   parameters   a unit's parameters are copied into the buffer that a sharded unit is gathered into; where they are
 //                sharded too, only this rank's shards are copied, and the all-gather begins after the copies
@@ -27,8 +26,8 @@ struct zero_options {
     uint64_t seed;                           // of stochastic rounding
 };
 
-// The trained or the frozen tensors: this rank's parameters and, of trained tensors, gradients. They are whole or
-// sharded, as the stage says; a unit in use is whole in any case. A unit without tensors of the kind has no buckets.
+// The trained tensors or the frozen ones: this rank's parameters and, of trained tensors, gradients. By the ZeRO stage
+// they are whole or sharded; a unit in use is always whole. A unit without tensors of the kind has no buckets.
 struct zero {
     struct shards shards;
     const struct parameters *table;   // not owned
@@ -59,8 +58,8 @@ struct zero {
     int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
 };
 
-// Sets up z for a layout of the table, of the trained or of the frozen tensors. bucket_bytes: as in shards_create. The
-// caller sets z's memory and collectives later. Table, layout and timeline must outlive z, which zero_free frees.
+// Sets up z for the table's trained or frozen tensors, as `layout` says. bucket_bytes is as in shards_create. The
+// caller later sets z's memory and collectives. Table, layout and timeline must outlive z. zero_free frees z.
 static void zero_create(struct zero *z, const struct parameters *table, const struct flat_layout *layout,
                         struct timeline *timeline, int rank, int ranks, int stage, int64_t bucket_bytes,
                         struct zero_options options) {
@@ -105,43 +104,43 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// Notes, as a region of the timeline begins, that units' buffers hold nothing and that an update may be in flight.
+// Forgets what units' buffers hold, as a region of the timeline begins. zero_use then waits anew for the last update.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Notes which micro-step begins. adds_up: the step has gradients of earlier ones (planning: a step may have several).
+// Notes which micro-step begins. adds_up: the step had earlier micro-steps or, when planning, may have several.
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
 }
 
-// The number of elements of a unit in a flat buffer, padding included; 0: no tensor of z's kind, trained or frozen.
+// The number of elements of a unit in z's flat buffers, padding included; 0 if the unit has no tensor of z's kind.
 static int64_t unit_elements(const struct zero *z, int unit) {
     return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
 }
-// Whether a unit's parameters are in a buffer of the unit while they are in use.
+// Whether a unit's parameters are brought into a buffer of the unit for use. Otherwise they are used in z->params.
 static bool zero_has_unit_parameters(const struct zero *z) {
     return shards_parameters(&z->shards) || z->params_on_host;
 }
-// Whether backward writes a unit's gradients into an fp32 buffer of the unit; else it writes them into z->grads.
+// Whether backward writes a unit's gradients into an fp32 buffer of the unit. Otherwise it writes them into z->grads.
 static bool zero_has_unit_gradients(const struct zero *z) {
     return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
 }
-// Whether units have buffers of gradients and these hold the stored sum, to which backward adds in place.
+// Whether the stored sum is copied from the host into the unit's buffer of gradients, where backward adds to it.
 static bool zero_adds_in_place(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
-// Whether backward adds to what a gradient's memory holds, a sum of earlier micro-steps; else it overwrites this.
+// Whether backward adds to the sum of earlier micro-steps in a gradient's memory. If not, it overwrites what is there.
 static bool zero_adds(const struct zero *z) {
     return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
-// The number of bytes of this rank's stored gradients (z->grads), wherever they lie.
+// The number of bytes of this rank's stored gradients (z->grads), on the device or the host.
 static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
 
-// Returns the layer of a unit; -1: the unit is the head's or the embeddings'.
+// Returns the layer that a unit belongs to; -1 if the unit is the head's or the embeddings'.
 static int unit_layer(const struct zero *z, int unit) {
     const bool layer = unit != unit_of_head() && unit != unit_of_embeddings(z->table);
     return layer ? z->table->L - unit : -1;
@@ -171,7 +170,7 @@ static float *unit_gradients(struct zero *z, int unit) {
 }
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
-// Returns where a parameter, of z's layout, lies whole in this phase, after zero_use of its unit; NULL when planning.
+// Returns the address of a whole parameter of z, live in this phase; NULL when planning. Call zero_use before.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
     if (zero_has_unit_parameters(z)) {
         const int unit = unit_of(z->table, t);
@@ -180,7 +179,8 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns where backward writes a tensor's gradient, live in this phase, after zero_begin_gradients; NULL: planning.
+// Returns the address at which backward writes a tensor's fp32 gradient, live in this phase; NULL when planning. Call
+// zero_begin_gradients for the tensor's unit before.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
@@ -190,28 +190,28 @@ static float *zero_gradient(struct zero *z, const struct tensor *t) {
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
-// Blocks later device work until the unit's `tickets` (buckets) are done; clears these. z->collectives must be set.
+// Makes later device work wait for the collectives of a unit's buckets, and zeroes their tickets. Needs z->collectives.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
         tickets[i] = 0;
     }
 }
-// Blocks later work of the device until every all-gather of parameters in flight is done, and clears the tickets.
+// Makes later device work wait for every all-gather of parameters that is in flight.
 static void zero_wait_for_updates(struct zero *z) {
     for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins copying parameters [at, at + n) of z's layout, on the host at z->params + place, to `whole`. Returns a ticket.
+// Begins to copy parameters [at, at + n) from the host, at z->params + place, into the unit's buffer. Returns a ticket.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
                              bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
-// Begins the all-gathers of a unit's sharded parameters into `whole`, the unit's buffer, after copies of this rank's
-// shards from the host, if any. Sets the buckets' params_tickets and params_loads. Planning records only the copies.
+// Begins to all-gather a unit's sharded parameters into `whole`, the unit's buffer. Where they are on the host, copies
+// this rank's shards first. Sets the buckets' params_tickets and params_loads. Planning records only the copies.
 static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -234,7 +234,7 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     }
 }
 // Begins, in the current phase, to bring a unit's parameters into the unit's buffer; zero_use waits for them. Does
-// nothing where units have no buffers, and where the parameters are there or on their way. Every rank calls this.
+// nothing if units have no buffers, or the parameters are there or on their way. Every rank calls this.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
@@ -248,14 +248,14 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether a pass may meet all-gathers of the last update in flight, where units have no buffers: any forward but of a
-// step's later micro-steps. Frozen tensors, unsharded states: false. A wait in vain cuts recorded work (segments_cut).
+// Whether all-gathers of the last update may be in flight in a pass: in any forward but a step's later micro-steps.
+// There are none for frozen tensors, or without a sharded optimizer. A wait in vain would cut a recorded graph in two.
 static bool gathers_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
-// Blocks later work of the device until a unit's parameters are there, zero_prefetch's or the last update's; brings
-// them in where no prefetch has. Opens a phase where units have buffers, but for an empty unit. Every rank calls this.
+// Makes later device work wait until a unit's parameters are there, by zero_prefetch or the last update. Brings them in
+// if zero_prefetch has not. Opens a phase if units have buffers and the unit is not empty. Every rank calls this.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -282,8 +282,8 @@ static bool zero_holds_any(const struct zero *z, bool sharded, int64_t at, int64
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Copies into `flat` what it holds of elements [at, at + n) of a whole flat buffer: of `values`, (n), in host memory,
-// which stay until the device was waited for. flat: z->params or device memory; sharded: of only this rank's shards.
+// Sets elements [at, at + n) of this rank's buffer `flat`, as far as it holds them, to `values` (n), in host memory,
+// which stay until the device was waited for. flat is z->params or device memory. If `sharded`, it holds only shards.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     const bool on_host = flat == z->params && z->params_on_host;
