@@ -1,9 +1,9 @@
-// The MLP's activation functions by the enumerator of --activation.
+// Maps --activation's value, an enum activation, to the kernels of that activation function of the MLP.
 #pragma once
 #include "config/choices.h"       // enum activation
 #include "kernels/activation.cuh" // gelu_forward, swiglu_forward and the like, and their backward
 
-// Calls POINTWISE(name) or, where fc has gate and up, GATED(name), with what the activation's functions begin with.
+// Calls POINTWISE(name) or, for a gated activation, GATED(name). `name` is the prefix of the activation's kernels.
 #define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
     switch (activation) {                                                                                              \
     case ACTIVATION_GELU: POINTWISE(gelu); break;                                                                      \

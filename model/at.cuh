@@ -1,18 +1,18 @@
-// struct at: where a block's op works; struct sink: where its result goes. Returned pointers are NULL when planning.
+// struct at: the layer, pass and tokens that an op of a block works on. struct sink: where the op's result goes.
 #pragma once
 #include "kernels/norm_kind.cuh" // struct norm_options
 #include "model/state.cuh"       // struct gpt and its buffers
 
-// Layer l in a pass, and its tokens [first, first + rows): all, unless the MLP goes by ranges (model/mlp_ranges.cuh).
+// Layer l in a pass, and its tokens [first, first + rows): all of them, or a range (model/mlp_ranges.cuh).
 struct at {
     struct gpt *m;
     enum pass pass;
     int l;
-    uint32_t produce; // the activations that are to be made
+    uint32_t produce; // the activations that are to be made, a bit each (BIT)
     int64_t first, rows;
-    int64_t most_rows, last_rows; // of the largest range, and of the last one
+    int64_t most_rows, last_rows; // the rows of the largest range, and of the last range
     uint32_t ranged;              // the activations of which one range exists at a time
-    int range_slot;               // the slot of a range of activation 0; the slots of the others follow
+    int range_slot;               // the slot of a range's activation 0; the other activations' slots follow
 };
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
@@ -20,22 +20,22 @@ static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce
     return at;
 }
 static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
-// Whether at least one activation of the set (a bit each, by enum activation_id) is to be made (in at.produce).
+// Whether at.produce has at least one activation of `set`, which has a bit for each of enum activation_id.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
-// Begins a phase of layer at.l, named `op`, or `op` "of a chunk" where `at` is a range.
+// Begins a phase of layer at.l, named `op`. Where `at` is a range, the name ends in "of a chunk".
 static void phase_at(struct at at, enum phase_group group, const char *op) {
     char name[PLAN_NAME_CHARS];
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns at.most_rows rows for an activation in at.ranged, live in this phase, which all ranges share; NULL: planning.
+// Returns the buffer, live in this phase, that all ranges share for an activation in at.ranged; NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
                   "chunk of the mlp", row.name);
 }
-// Returns at's rows, from at.first on, of an activation of floatX, (rows, width), live in this phase; NULL: planning.
+// Returns an activation's rows for at's tokens, floatX (rows, width), live in this phase; NULL when planning.
 static floatX *rows_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return (floatX *)range_memory(at, id);
@@ -44,17 +44,17 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns at's tokens in the layer below (-1: the embedding), none of whose activations is `ranged`; keeps at.produce.
+// Returns at's tokens in the layer below (-1 is the embedding), which has all its activations whole.
 static struct at at_below(struct at at) {
     at.l--;
     at.ranged = 0;
     return at;
 }
-// The statistics of a norm. In memory: the reciprocal standard deviations of all rows, then, for LayerNorm, the means.
+// The statistics of a norm. Their buffer holds rstd of all rows and then, for LayerNorm only, mean of all rows.
 struct norm_stats {
-    float *mean, *rstd; // (rows), of these rows; mean NULL: there is none
+    float *mean, *rstd; // (rows) means and reciprocal standard deviations; mean is NULL for RMSNorm
 };
-// Returns the rows from `first` on of statistics (norm_statistics, N): rstd, then means, if any; NULL: both are NULL.
+// Returns `statistics` (norm_statistics, N) from row `first` on. If it is NULL, both of the pointers returned are NULL.
 static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
     if (statistics) {
@@ -63,7 +63,7 @@ static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics,
     }
     return rows;
 }
-// Returns at's rows of the statistics `id` of a norm, live in this phase; when planning both pointers are NULL.
+// Returns the statistics `id` of a norm for at's tokens, live in this phase; both pointers are NULL when planning.
 static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
@@ -72,8 +72,8 @@ static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
-// Returns at's rows of the gradient in `slot` (SLOT_D_...), (rows, width), live in this phase; NULL: planning. Ranges
-// overwrite each other's D_MLP_PROJ, D_ACT, D_FC and, unless branches are parallel, D_NORM2; other slots are whole.
+// Returns the rows of the gradient in `slot` (SLOT_D_...) for at's tokens, (rows, width), live in this phase; NULL when
+// planning. All ranges share one buffer for D_MLP_PROJ, D_ACT, D_FC and, unless branches are parallel, D_NORM2.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -83,7 +83,7 @@ static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     floatX *whole = d_buffer(at.m, at.l, slot, width);
     return whole ? whole + at.first * width : NULL;
 }
-// Returns at's rows of the residual stream's gradient, (rows, C), live in this phase; NULL when planning.
+// Returns the residual stream's gradient for at's tokens, (rows, C), live in this phase; NULL when planning.
 static floatX *d_residual_rows(struct at at) {
     floatX *whole = d_residual(at.m);
     return whole ? whole + at.first * at.m->shape.layer.C : NULL;
@@ -91,16 +91,16 @@ static floatX *d_residual_rows(struct at at) {
 
 struct sink {
     floatX *data;
-    uint32_t *amax; // kernels/amax.cuh's; NULL: not taken
-    float *sums;    // partial sums of its columns; NULL: not made
+    uint32_t *amax; // (1) where the op merges data's largest magnitude (kernels/amax.cuh); NULL: it doesn't
+    float *sums;    // where the op writes partial sums of data's columns; NULL: it doesn't
 };
-// Returns a sink that takes neither amax nor sums; data NULL: planning, or the op writes at most statistics.
+// Returns a sink without amax and sums. `data` is NULL when planning, and where the op writes at most statistics.
 static struct sink plain_sink(floatX *data) {
     const struct sink sink = {data, NULL, NULL};
     return sink;
 }
 
-// Returns the options of all norms but q's and k's. amax (1): the op merges its result's largest magnitude; NULL: none.
+// Returns the options of any norm but q's and k's. The op merges its result's largest magnitude into amax, unless NULL.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;

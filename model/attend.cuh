@@ -1,4 +1,4 @@
-// Attention in a block: q, k and v, rotated and normed; attention itself, with a KV cache in generation; its backward.
+// Attention in a block, forward and backward: q, k and v, their norm and rotation, attention itself, the KV cache.
 #pragma once
 #include "attention.cuh"            // attention_forward, attention_backward, attention_decode
 #include "kernels/qk_norm.cuh"      // qk_norm_forward, qk_norm_backward
@@ -9,7 +9,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
 #include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
 
-// Rotates q and k in qkv (N, qkv_width) in place (RoPE), in the caller's phase, where layer l has rotary positions.
+// Rotates q and k in qkv (N, qkv_width) in place, in the caller's phase. Does nothing if layer l has no RoPE.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
@@ -18,7 +18,7 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
-// Returns the RoPE that qk_norm_forward applies after the norm, live in this phase; table NULL: none, or planning.
+// Returns the RoPE that qk_norm_forward applies, live in this phase. `table` is NULL without RoPE, and when planning.
 static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
@@ -42,29 +42,31 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns QKN (without QK norm QKV), attention's input outside FP8, (N, qkv_width), live in this phase; NULL: planning.
+// Returns attention's input outside FP8, q, k and v (N, qkv_width), live in this phase; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
-// Computes attention of qkv (N, qkv_width) into att (N, H D; amax, no sums) and, in all passes, `saved`, in this phase.
+// Computes attention of qkv (N, qkv_width) into att.data (N, H D), in this phase. Fills `saved`, which backward reads,
+// in every pass. Merges att.amax; makes no att.sums.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att.data, saved, qkv, m->backend, shape, dropout, att.amax, ws, m->dev));
 }
-// The number of a sequence's tokens that layer l's KV cache holds: decode_tokens or, if windowed, a smaller window.
+// The number of tokens of a sequence that layer l's KV cache holds: decode_tokens or, if smaller, the layer's window.
 static int kv_capacity(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->window < m->generation.decode_tokens ? m->window : m->generation.decode_tokens;
 }
-// Returns SLOT_KEYS or SLOT_VALUES of layer l, (sequences, G, kv_capacity, D), live in this phase; NULL when planning.
+// Returns the cached keys or values, by `slot`, (sequences, G, kv_capacity, D), live in this phase; NULL when planning.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->generation.sequences * (size_t)kv_capacity(m, l);
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Stores k and v in the cache by position; computes att (N, H D) from qkv (prefill) or q and the cache, in this phase.
+// Stores the k and v of qkv (N, qkv_width) in layer l's KV cache, and computes attention into att.data (N, H D), in
+// this phase. A prefill attends within qkv; a decode's q attend to the cache.
 static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct sink att, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     const int capacity = kv_capacity(m, l);
@@ -81,7 +83,8 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Makes, where wanted, a phase each: QKV, rotated if not normed next; rotated QKN with QKN_STATS; attention's FP8 cast.
+// Makes what at.produce has of QKV, of QKN (q and k normed) with its statistics, and of attention's FP8 cast, each in a
+// new phase. RoPE is applied to QKN or, in a model without QK norm, to QKV.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -103,7 +106,8 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes ATT (in input_sink) and SOFTMAX in a new phase, if one is wanted; if generates(pass) caches k and v.
+// Computes attention in a new phase, if at.produce has ATT, its output, or SOFTMAX, which its backward reads. The
+// output becomes the projection's input. In generation also stores k and v in the KV cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
@@ -120,7 +124,7 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// Returns the options of the backward of layer l's attention; positions and bias sums are live in this phase.
+// Returns the options of attention's backward in layer l. Their positions and bias sums are live in this phase.
 static struct attention_backward_options attention_options_of(struct gpt *m, int l) {
     struct attention_backward_options options;
     options.rotary = rope_of(m, l);
@@ -130,7 +134,8 @@ static struct attention_backward_options attention_options_of(struct gpt *m, int
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);
     return options;
 }
-// Writes D_QKV, RoPE undone but not QK norm, and D_QKV's bias sums and amax, from D_ATT or its cast, in this phase.
+// Writes D_QKV from D_ATT, or in full FP8 attention from D_ATT's cast, in this phase. Undoes RoPE, but not QK norm.
+// Also makes D_QKV's amax and partial bias sums, where they are wanted.
 static void attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -149,8 +154,8 @@ static void attention_gradient(struct at at) {
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
-// Goes back from dproj (rows, C), the gradient of the projection's output, live in this phase, to D_ATT and, through
-// RoPE and norm, to D_QKV, in this and more phases. Writes parameters' gradients or, if accumulates(m), adds to them.
+// Goes back from dproj (rows, C), the gradient of the attention projection's output, to D_QKV, the gradient of QKV, in
+// this phase, where dproj is live, and new ones. Writes parameters' gradients or, if accumulates(m), adds to them.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -174,7 +179,7 @@ static void attend_backward(struct at at, const floatX *dproj) {
     void *ws = workspace(m, qk_norm_backward_workspace_bytes(at.rows, norm_shape, m->dev));
     RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, at.rows, norm_shape, accumulates(m), ws, m->dev));
 }
-// Writes D_NORM1 from D_QKV, in a new phase, in FP8 three. Writes parameters' gradients or, if accumulates(m), adds.
+// Goes back from D_QKV to D_NORM1, in new phases. Writes parameters' gradients or, if accumulates(m), adds to them.
 static void qkv_backward(struct at at) {
     phase_at(at, PHASES_BACKWARD, "qkv");
     const floatX *dqkv = d_rows(at, SLOT_D_QKV, qkv_width(&at.m->shape.layer));

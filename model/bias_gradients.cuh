@@ -1,7 +1,7 @@
-// The gradient of a linear layer's bias: the column sums of the output's gradient. On a GPU the kernel that makes that
-// gradient leaves partial sums beside it, so that no pass reads it again; bias_finish adds them up. On the CPU, and
-// without such a kernel (dqkv outside Hopper's attention, or with QK norm), the wgrad product sums the columns while it
-// packs dout, at no cost; in FP8 layers the cast sums them.
+// The gradient of a linear layer's bias is the column sums of the output's gradient. On a GPU the kernel that makes
+// that output's gradient also leaves partial sums, so that no pass reads it again; bias_finish adds them up. On a CPU,
+// and without such a kernel (attention other than Hopper's, QK norm), the weight gradient's product, wgrad, sums the
+// columns while it packs dout. In FP8 layers the cast sums them.
 #pragma once
 #include "attention.cuh"           // attention_bias_num_runs
 #include "kernels/activation.cuh"  // activation_bias_num_runs
@@ -13,12 +13,12 @@
 
 enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION, BIAS_BY_ATTENTION };
 
-// Returns what sums the gradient of a linear layer's bias in training. BIAS_BY_WGRAD, always on a CPU: no op leaves
-// partial sums, so the wgrad product sums or, in FP8, the cast; without a trained bias nothing does.
+// Returns which op leaves partial sums of a linear layer's bias gradient in training. BIAS_BY_WGRAD means that none
+// does: wgrad sums or, in FP8, the cast. It is the answer on a CPU, and for a bias that isn't trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection (bias trained, on a GPU, not in FP8; not the MLP's in ranges): the norm
-// after it; else dropout and multiplier's op; else the norm that makes the stream's gradient in one call; else wgrad.
+// Returns bias_source of a branch's projection, where bias_source has found that partial sums are possible. They come
+// from the op that makes the gradient of the projection's output: a norm, or the backward of dropout and multiplier.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -33,7 +33,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_WGRAD;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
-// The number of row chunks for which attention's backward leaves partial column sums of dqkv; 0: it leaves none.
+// The number of partial sums that attention's backward can make of a dqkv column, by backend and shape only; 0: none.
 static int64_t attention_bias_num_runs_of(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_num_runs(m->backend, attention_shape_of(&m->config, e.B, e.T));
@@ -54,7 +54,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     return BIAS_BY_WGRAD;
 }
 
-// The number of rows of a linear layer's partial sums (bias_partial); 0: there are none (BIAS_BY_WGRAD).
+// The number of rows of a linear layer's partial sums (bias_partial), each of a run of tokens; 0 if no op leaves any.
 static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
@@ -67,14 +67,15 @@ static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// Returns whose slot holds the partial sums of `linear`: its own; parallel branches added as they are share the MLP's.
+// Returns the linear layer whose slot has linear's partial sums: `linear` itself, but the MLP's projection for
+// attention's where parallel branches share one output gradient.
 static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns the partial sums (bias_num_runs, outputs) of a layer's bias gradient, live in this phase, if `source` makes
-// them; else, for l -1, and when planning, NULL. Called in the phase that makes the sums, and in bias_finish's.
+// Returns the partial sums of a layer's bias gradient, (bias_num_runs, outputs), live in this phase. NULL if `source`
+// doesn't make them, for l -1, and when planning. Called in the phase that makes the sums, and by bias_finish.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
@@ -83,12 +84,13 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
     const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
     return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
-// Returns bias_partial for a projection whose output's gradient is the residual stream's as it is; for others NULL.
+// Returns bias_partial of a projection whose output's gradient is the residual stream's; NULL for other projections.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Writes or (accumulates) adds, in this phase, a bias's gradient, of partial sums made by then. Returns false: no sums.
+// Adds up a bias's partial sums, in this phase: writes the gradient or, if accumulates(m), adds to it. Returns false,
+// with nothing done, if no op leaves partial sums; linear_backward then sums.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_num_runs(m, l, linear);

@@ -1,4 +1,4 @@
-// The branches of the residual stream, but for what lies between norm and projection (model/attend.cuh, model/mlp.cuh).
+// The two ends of a residual branch: norms, projection, addition. Its middle: model/attend.cuh or model/mlp.cuh.
 #pragma once
 #include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "model/at.cuh"             // struct at, struct sink
@@ -8,15 +8,15 @@
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
-// out.data (rows, C) = norm(x), NULL: only statistics. Merges out.amax, makes no out.sums. NULLs of stats: not written.
+// out.data = norm(x), both (rows, C); also writes stats and merges out.amax. Skips what is NULL. Makes no out.sums.
 static void norm(struct at at, struct sink out, struct norm_stats stats, const floatX *x, struct norm_weights weights) {
     struct gpt *m = at.m;
     const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// dx.data = residual + the gradient of a norm's input x, all (rows, C). residual: may be dx.data; NULL: 0. Writes the
-// gradients of weight and bias or, if accumulates(m) or in a range after the first, adds them. at.l -1: the model's.
+// dx.data = residual + the gradient of a norm's input x, all (rows, C). residual may be dx.data; NULL is 0. Writes the
+// gradients of weight and bias or, if accumulates(m) or in a later range, adds to them. at.l -1: the final norm.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -28,7 +28,7 @@ static void norm_gradient(struct at at, struct sink dx, const floatX *residual, 
     RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
                          accumulates(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
 }
-// A branch of the residual stream: x + after(output(...input(before(x)))).
+// A branch of the residual stream x, which becomes x + after(output(... input(before(x)))). before, after: norms.
 struct branch {
     enum linear input, output; // its first and its last linear layer
     enum activation_id before, before_statistics;
@@ -70,13 +70,13 @@ static const struct branch MLP_BRANCH = {LINEAR_FC,
                                          DROPOUT_MLP_PROJECTION};
 
 static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
-// Whether a branch reads the layer's input, and not the sum of that and attention's branch.
+// Whether a branch reads the layer's input; else it reads the stream after attention's branch.
 static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
-// Returns the rows of the residual stream that a branch reads, (rows, C); NULL when planning.
+// Returns what a branch reads of the residual stream, (rows, C), live in this phase; NULL when planning.
 static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
-// Returns at's rows of the statistics `id` of a norm; both pointers NULL: not to be made, or planning.
+// Returns norm_stats_of(at, id) if at.produce has these statistics; else, and when planning, both pointers are NULL.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {
     const struct norm_stats none = {NULL, NULL};
     return produces(at, 1u << id) ? norm_stats_of(at, id) : none;
@@ -84,7 +84,7 @@ static struct norm_stats wanted_statistics(struct at at, enum activation_id id) 
 
 // ---- Forward ----
 
-// Returns the stream plus attention's branch, (N, C), live in this phase: MID or a parallel layer's; NULL: planning.
+// Returns the residual stream after attention's branch, (N, C), live in this phase; NULL when planning.
 static floatX *residual_after_attention(struct at at) {
     if (!at.m->shape.layer.parallel)
         return rows_of(at, ACT_MID);
@@ -95,19 +95,19 @@ static floatX *residual_after_attention(struct at at) {
 static bool attention_sum_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
-// Whether there is a norm before a branch, and its output is wanted, as the input of the branch's first layer.
+// Whether there is a norm before a branch whose output, the input of the branch's first linear layer, is wanted.
 static bool norm_output_is_wanted(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
-// Whether the norm before a branch, or its statistics, is wanted.
+// Whether the norm before a branch has to run, for its output or for its statistics.
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) || produces(at, 1u << b->before_statistics);
 }
-// Returns the sink of the norm before a branch (input_sink); data NULL: only statistics are wanted, or planning.
+// Returns the sink of the norm before a branch. `data` is NULL if only statistics are wanted, and when planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
-// Makes what is wanted of the norm before a branch, output or statistics, in a new phase, unless a fused_norm did.
+// Runs the norm before a branch in a new phase, if its output or statistics are wanted and no fused_norm makes them.
 static void branch_norm(struct at at, const struct branch *b) {
     const bool fused =
         is_mlp(b) ? attention_sum_is_wanted(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
@@ -119,20 +119,20 @@ static void branch_norm(struct at at, const struct branch *b) {
     norm(at, out, stats, branch_input(at, b), b->before_weights);
 }
 
-// A norm that the op of a branch's addition computes: norm 2 or, in a first forward, the next norm 1 or the final norm.
+// The next norm, where the op that adds a branch computes it too: norm 2, the next layer's norm 1, or the final norm.
 struct fused_norm {
     bool runs;
-    int l; // whose weights it has; -1: the model's
+    int l; // the layer whose weights it has; -1: it is the final norm
     struct norm_weights weights;
     struct norm_stats stats;
     struct sink out;
 };
-// Returns the norm that the op of branch b's addition computes too, into buffers live in this phase; runs false: none.
+// Returns the norm that the op which adds branch b computes too, its buffers live in this phase; `runs` false: none.
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
     const bool last = at.l + 1 == m->shape.L;
-    struct at reader = at; // of the sum
+    struct at reader = at; // where the sum is read
     struct fused_norm f;
     memset(&f, 0, sizeof f);
     f.runs = is_mlp(b) ? at.pass != PASS_BACKWARD && (last || s->norm_before)
@@ -154,7 +154,8 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum (rows, C) = x + multiplier * dropout(sum). Computes any fused_norm, after use_unit of its unit, in this phase.
+// sum = x + multiplier * dropout(sum), all (rows, C), in this phase. Computes the fused_norm too, if there is one,
+// whose parameters use_unit must have brought in.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -168,19 +169,19 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Computes a branch's output as an activation that the norm after it reads, in a phase of its own, where wanted.
+// Runs a branch's projection in a new phase, if its output is wanted as an activation, which a norm after it reads.
 static void branch_project(struct at at, const struct branch *b) {
     if (!produces(at, 1u << b->projection))
         return;
     phase_at(at, forward_group(at.pass), linear_row(b->output, &at.m->shape.layer).name);
     linear_forward(at, b->output, rows_of(at, b->projection));
 }
-// Returns the unit that forward takes after layer at.l: the next layer, or the head.
+// Returns the unit that comes after layer at.l in a forward: the next layer's, or the head's.
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Makes in new phases what is wanted of: b->output's output (FP8: casts its input first), unless the MLP's ranges have;
-// a norm after it; the addition with any fused_norm. In forward passes the MLP's addition calls use_unit(next_unit).
+// Ends a branch in new phases, as at.produce asks: projects (after a cast in FP8) unless the MLP's ranges did, norms,
+// adds to the stream, computes the fused_norm. In forward passes the MLP's addition first calls use_unit(next_unit).
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -210,8 +211,8 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient (rows, C) of what a branch adds: d_residual_rows or, with dropout or multiplier, b->d_added's. A
-// call for all tokens makes b->d_added in this phase, with column sums in `partial` (or NULL); a range's reads it.
+// Returns the gradient of what a branch adds to the stream, (rows, C). With dropout or a multiplier it isn't the
+// stream's: the call for all tokens makes it in this phase, with column sums in `partial` if not NULL; ranges read it.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -224,8 +225,8 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Goes back through dropout, multiplier and any norm after b->output (norm_gradient, in a phase of its own), and opens
-// b->output's phase. Returns that product's gradient (rows, C). In ranges: after addend_gradient for all tokens.
+// Goes back through dropout, multiplier and the norm after b's projection, if there are any, and opens the phase of the
+// projection's backward. Returns its output's gradient (rows, C). Ranges need addend_gradient of all tokens first.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -249,16 +250,16 @@ static const floatX *begin_projection_backward(struct at at, const struct branch
     return d_rows(at, b->d_projection, C);
 }
 
-// Returns a sink of dres, the stream's gradient. Where layer l's projection has that as its output's gradient, the sink
-// takes the projection's amax and bias sums. l -1: there is no projection.
+// Returns a sink of dres (rows, C), the stream's gradient. If it is also the gradient of the output of layer l's
+// projection, the sink takes the projection's amax and bias sums. l -1: there is no projection.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// Adds b->d_input, back through any norm before b (norm_gradient, stream_sink), to d_residual. Opens a phase. With
-// parallel branches the MLP's call is the last.
+// Takes the gradient of branch b's input back through the norm before b, if there is one, and adds it to d_residual, in
+// a new phase. With parallel branches, call this for attention first: the MLP's call completes d_residual.
 static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -269,7 +270,7 @@ static void branch_input_backward(struct at at, const struct branch *b) {
         RUN(m, residual_forward(dres, din, dres, at.rows, s->C, 1, none, m->dev));
         return;
     }
-    // `next` is the layer whose branch is added to the stream next below: attention's, or the MLP's of the layer below.
+    // `next` is the layer of the next branch on the way back: attention's, or the MLP's of the layer below.
     const bool below = reads_layer_input(at, b), last_reader = is_mlp(b) || !s->parallel;
     const int next = !last_reader ? -1 : below ? at.l - 1 : at.l;
     const struct sink sink = stream_sink(m, dres, next, below ? LINEAR_MLP_PROJ : LINEAR_ATT_PROJ);

@@ -8,7 +8,7 @@
 
 // ---- Batches ----
 
-// Uploads `from` (n; NULL: zeroes) by way of `pinned` (n), which the device reads later; `from` may be reused at once.
+// Enqueues the upload of `from` (n), or zeroes if it is NULL, by way of pinned (n). Only `from` may be reused at once.
 static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
@@ -16,8 +16,8 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Opens a phase that lasts to upload_end, waits for the upload two batches before, uploads a batch's inputs (B, T).
-// Returns pinned memory (2, host_batch_tokens) for the batch's other uploads; when planning no valid address.
+// Opens a phase that lasts to upload_end, waits until the upload of the batch two before is done, and uploads a batch's
+// inputs (B, T). Returns pinned memory (2, host_batch_tokens) for its other uploads; when planning no valid address.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -27,7 +27,7 @@ static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *input
     RUN(m, upload_integers(m, tokens, pinned, inputs, extent_of(m, pass).N));
     return pinned + m->io.host_batch_tokens;
 }
-// Ends the upload of a batch, and counts it: records when its pinned memory is free again, for upload_begin's wait.
+// Ends the upload of a batch, and counts it. Records an event by which upload_begin knows that pinned memory is free.
 static void upload_end(struct gpt *m) {
     RUN(m, device_event_record(m->dev, EVENT_BATCH + (int)(m->io.batches % 2)));
     if (!m->timeline.planning)
@@ -46,8 +46,8 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Computes (B, T) tables of each query's first key and each key's last query (struct spans), in the current phase, for
-// layers whose window hides keys (`window`) or for the others. Does nothing where no such layer needs them.
+// Computes each query's first key and each key's last query (struct spans), (B, T) each, in this phase: for layers
+// whose window hides keys if `window`, else for the others. Does nothing where no such layer needs them.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;
@@ -62,7 +62,8 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Calls use_unit (all ranks), computes OUT of layer -1 and attention's spans in one phase, begins to fetch layer 0.
+// Computes the embeddings' output, OUT of layer -1, and attention's spans in a new phase, after use_unit. Also begins
+// to fetch layer 0's parameters. Every rank must call this.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -80,13 +81,14 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-// Returns where table id's gradient goes. add: accumulates(m), also if tied. sums NULL: planning or, rows 0, untrained.
+// Returns where the gradient of table `id` goes. `sums` is NULL when planning and, with rows 0, for a frozen table.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};
     return table;
 }
-// Writes or (accumulates; a tied table: always) adds the embedding tables' gradients, begins zero_reduce. Opens phases.
+// Writes the embedding tables' gradients in new phases, and begins their zero_reduce. Adds to them instead if
+// accumulates(m); to a tied table's gradient, which the head has begun, always. Every rank must call this.
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);

@@ -1,8 +1,7 @@
 // FP8 training: which tensors are quantized, and the state of their scales. In the layers that --fp8-format quantizes,
-// the three products of each linear layer multiply FP8 matrices: input and weight in E4M3, the gradient of the output
-// in E5M2 (hybrid) or E4M3. With --fp8-dot-product-attention attention does too (model/fp8_attention.cuh). Everything
-// else is as without FP8: norms, residual stream, embedding and head in bf16; master weights, moments, gradients of
-// parameters and sums in fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
+// the three products of each linear layer multiply FP8 matrices: inputs and weights in E4M3, gradients of outputs in
+// E5M2 (hybrid) or E4M3. With --fp8-dot-product-attention so does attention (model/fp8_attention.cuh). All else is as
+// without FP8. Validation and generation compute in bf16, so that they leave no trace in the scales.
 #pragma once
 #include "config/config.h"           // struct config
 #include "config/layers.h"           // config_fp8_layers, config_attention_in_fp8
@@ -21,8 +20,8 @@ struct fp8_state {
     enum config_fp8_recipe recipe;
     enum fp8_format gradients; // format of FP8_GRADIENT; the others' is E4M3
     enum config_fp8_attention attention;
-    int attention_tensors; // that have a scale in each layer: the first of enum fp8_attention_tensor
-    // Whether some scale that attention needs beforehand may be unknown: its history is empty, or has only zeros.
+    int attention_tensors; // how many of enum fp8_attention_tensor, the first ones, have a scale in each layer
+    // Whether a scale that attention needs before it runs may be unknown: its history is empty, or has only zeros.
     bool calibrates;
     struct fp8_delay delay;
     int first_layer, end_layer;      // the layers in FP8; none where they are equal
@@ -30,7 +29,7 @@ struct fp8_state {
     int num_layers;
     bool weights_sharded; // no rank updates a whole weight on the device: amaxes are taken where weights are cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
-    // These lie in the device's memory; NULL: planning, or no FP8. With scales of blocks there are only counts.
+    // These are in the device's memory; NULL when planning or without FP8. With scales of blocks there are only counts.
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS), then attention's (attention_tensors, L)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
@@ -41,7 +40,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of scales of the model, bf16 layers' too; 0: no FP8. Not 0 with scales of blocks, where `scales` is NULL.
+// The number of scales of all layers, in bf16 too; 0 without FP8. With scales of blocks not 0, but `scales` is NULL.
 static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
@@ -49,7 +48,7 @@ static int fp8_num_scales(const struct fp8_state *f) {
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
-// Returns the index in `scales` of the scale of a tensor of a layer's attention, one of the first attention_tensors.
+// Returns the index in `scales` of the scale of a tensor of attention, which is one of the first attention_tensors.
 static int fp8_attention_index(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->num_layers * (FP8_KINDS + (int)tensor) + layer;
 }
@@ -73,18 +72,18 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
     }
     return FP8_PER_TENSOR;
 }
-// Whether the recipe's scales are of blocks, each a function of its own elements: no amax is collected.
+// Whether there is a scale for each block, which the cast makes of the block's own elements: no amax is collected.
 static bool fp8_is_blockwise(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
-// Whether scales follow from earlier steps' amaxes. Until a tensor's history has one above 0, its own amax sets them.
+// Whether scales come from earlier steps' amaxes. A tensor whose history is only zeros takes its own amax's scale.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
-// The scales that follow from histories: [first, first + count) of `scales`.
+// The scales that are computed from histories of amaxes: [first, first + count) of `scales`.
 struct fp8_delayed {
     int first, count; // count 0: there are none
     struct fp8_delay delay;
     struct fp8_scales_order order; // of these
 };
-// Returns which scales follow from histories: all, if delayed; else full FP8 attention's dS's, by the last step's amax.
+// Returns which scales are made from histories: all if delayed; else only dS's of full FP8 attention, by the last amax.
 static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
@@ -101,19 +100,19 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     return delayed;
 }
 
-// Returns the scale of a tensor, in device memory, also for layers in bf16; NULL: planning, scales of blocks, no FP8.
+// Returns a tensor's scale on the device, in bf16 layers too; NULL when planning, without FP8, or with block scales.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of attention's `tensor`, also for layers in bf16; NULL: planning, or not among attention_tensors.
+// Returns the scale of attention's `tensor`, in bf16 layers too; NULL when planning, and if the tensor has no scale.
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
-// Returns where updates collect a weight's amax; NULL: planning, a layer in bf16, scales of blocks, or weights_sharded.
+// Returns where updates collect a weight's amax. NULL in bf16, with scales of blocks, if weights_sharded or planning.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
-// Returns a step's counts (FP8_COUNTS) of a kind of tensor, of all layers, in device memory; NULL: planning, or no FP8.
+// Returns a step's counts (FP8_COUNTS) of one kind of tensor, on the device; NULL when planning, and without FP8.
 static uint64_t *fp8_counts(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return f->counts ? &f->counts[fp8_index(0, linear, operand) * FP8_COUNTS] : NULL;
 }
@@ -124,8 +123,8 @@ static size_t fp8_matrix_bytes(const struct fp8_state *f, enum fp8_operand opera
     const size_t floats = granularity == FP8_PER_TENSOR ? 0 : (size_t)fp8_inverse_count(granularity, rows, depth);
     return (size_t)rows * (size_t)depth + floats * sizeof(float);
 }
-// Returns the matrix (rows, depth) in a buffer of fp8_matrix_bytes, which has scales of blocks, too; NULL: planning.
-// scale: the tensor's, whose `inverse` the matrix points to; NULL: planning. Scales of blocks: not read.
+// Returns the matrix (rows, depth) in `buffer` (fp8_matrix_bytes). Its `inverse` points to the scales of blocks in the
+// buffer, if there are any, else into the tensor's `scale`. buffer and scale are NULL when planning.
 static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, enum fp8_operand operand, int64_t rows,
                                        int64_t depth, struct fp8_scale *scale) {
     struct fp8_matrix matrix = {(fp8 *)buffer, NULL, fp8_format_of(f, operand), fp8_granularity_of(f, operand)};
@@ -138,7 +137,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// The number of scales of a layer's attention: 0 in bf16; 3 (q, k, v); in full FP8 5 (dO, dS too) or, delayed, 8 (all).
+// The number of a layer's attention scales: 0 in bf16, 3 for q, k, v, in full FP8 5 (dO and dS too) or, if delayed, 8.
 static int fp8_attention_tensors_of(const struct fp8_state *f) {
     switch (f->attention) {
     case FP8_ATTENTION_NONE: return 0;
@@ -147,7 +146,7 @@ static int fp8_attention_tensors_of(const struct fp8_state *f) {
     }
     return 0;
 }
-// Sets up the state; fp8_plan and fp8_allocate follow. shape must outlive f. weights_sharded: as in struct fp8_state.
+// Sets up the state. Call fp8_plan and fp8_allocate next. shape must outlive f. weights_sharded: see struct fp8_state.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded) {
     memset(f, 0, sizeof *f);
@@ -206,7 +205,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     if (fp8_history_bytes(f) > 0)
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
-// Sets the state's addresses, after arenas_allocate, and enqueues zeroes: no amax, empty histories, `inverse` 0.
+// Sets the state's addresses and enqueues zeroing it: no amaxes, empty histories. Call it after arenas_allocate.
 static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const struct arenas *arenas,
                          struct device *dev) {
     f->scales = (struct fp8_scale *)plan_pointer(plan, arenas, f->scales_id);
@@ -223,7 +222,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
         device_zero(f->history, fp8_history_bytes(f), dev);
 }
 
-// Sets `inverse`, by which products multiply until the next cast, of all scales, if any. Waits for the device.
+// Sets every scale's `inverse`, by which products multiply until the next cast. Waits for the device.
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
@@ -236,8 +235,8 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
-// Clears `calibrates` once all scales that attention needs beforehand are known. Called after the update of a step.
-// Waits for the device, unless `calibrates` is false already or there are no scales.
+// Clears f->calibrates once all scales that attention needs beforehand are known. Call it after a step's update. Waits
+// for the device, unless f->calibrates is false already or there are no scales.
 static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;
@@ -259,7 +258,7 @@ static int64_t fp8_state_floats(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (int64_t)delayed.count * (1 + delayed.delay.length);
 }
-// Copies the checkpoint's state to host memory (fp8_state_floats, which is not 0). Waits for the device.
+// Copies the checkpoint's state, which must not be empty, to host memory (fp8_state_floats). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);
@@ -269,7 +268,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + delayed.count, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Copies the checkpoint's state from the host (fp8_state_floats, not 0); sets `calibrates` by it. Waits for the device.
+// Sets the state, with `calibrates`, to a checkpoint's (fp8_state_floats > 0), in host memory. Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);

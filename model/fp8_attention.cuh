@@ -1,8 +1,7 @@
-// Attention of a block in FP8 (--fp8-dot-product-attention, kernels/fp8/attention.cuh): what is cast where, and its
-// calls. Of a layer in bf16, and in evaluation, they do nothing or leave the buffers as without FP8.
-// q, k and v, rotated, are kept in FP8, and so is attention's output, in row form: it is the projection's input, with
-// that input's scale. With delayed scales attention writes its output in FP8; else the projection's cast does. With
-// `forward` backward is the bf16 backend's, of the values of what was kept.
+// A block's attention in FP8 (--fp8-dot-product-attention, kernels/fp8/attention.cuh). For a layer in bf16, and in
+// evaluation, these do nothing or return bf16's buffers. Kept in FP8 are q, k and v, rotated, and attention's output,
+// which is the projection's input. With delayed scales attention itself writes its output in FP8; else the projection's
+// cast does. If only forward is in FP8 (`forward`), the bf16 backend computes backward from the kept values.
 #pragma once
 #include "attention.cuh"             // attention_backward, attention_undo_rope
 #include "kernels/fp8/attention.cuh" // fp8_attention_forward, fp8_attention_backward
@@ -10,14 +9,14 @@
 #include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
 #include "model/sequence.cuh"        // layer_attention_shape
 
-// Returns what decides whether the model's attention in FP8 can be computed, beside the shape.
+// Returns what decides, beside the shape, whether the model's attention in FP8 can be computed.
 static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
     const struct fp8_attention_demands demands = {
         config_attention_in_fp8(c) == FP8_ATTENTION_FULL, c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
         !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
-// Returns what layer l's FP8 attention kernels take in training, buffers live in this phase; scales NULL when planning.
+// Returns what layer l's FP8 attention kernels take in training, its buffers live in this phase, NULL when planning.
 static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     const struct fp8_state *f = &m->fp8;
     struct fp8_attention a;
@@ -32,7 +31,7 @@ static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     a.out = fp8_scale(f, l, LINEAR_ATT_PROJ, FP8_INPUT);
     return a;
 }
-// Returns a buffer of layer l's attention, live in this phase; NULL when planning, which only then reads `bytes`.
+// Returns a buffer of layer l's attention, live in this phase; NULL when planning. Only planning reads `bytes`.
 static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8_attention_buffer which, size_t bytes) {
     static const char *const categories[] = {
 #define CATEGORY_ROW(id, category, name) category,
@@ -46,17 +45,17 @@ static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8
     };
     return buffer(m, pass, l, SLOT_FP8_ATTENTION + (int)which, bytes, categories[which], names[which]);
 }
-// Returns the id of the activation that attention reads: q, k and v, normed where the model norms.
+// Returns the activation that attention reads: QKN if the model norms q and k, else QKV.
 static enum activation_id attention_input_id(const struct gpt *m) {
     return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
 }
-// Returns where q, k and v lie in FP8, (N, qkv_width), live in this phase; NULL: planning. Only where attends_in_fp8.
+// Returns q, k and v in FP8, (N, qkv_width), live in this phase; NULL when planning. Call it only where attends_in_fp8.
 static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
     return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
 }
 
-// Returns where q, k and v, or their norm, are written, (rows, qkv_width): the activation, or, where attention reads it
-// in FP8, a buffer that lives until it is cast. id: ACT_QKV or ACT_QKN. NULL when planning.
+// Returns where to write ACT_QKV or ACT_QKN (`id`), (rows, qkv_width), live in this phase; NULL when planning. It is
+// the activation itself or, if attention reads that in FP8, a buffer that lives until the values are cast.
 static floatX *qkv_sink(struct at at, enum activation_id id) {
     struct gpt *m = at.m;
     const size_t bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
@@ -64,7 +63,7 @@ static floatX *qkv_sink(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_sink's values to attention_codes in a new phase, if wanted in FP8; in a first forward takes their amaxes.
+// Casts qkv_sink's values to FP8 in a new phase, if attention_codes is wanted. In PASS_TRAIN also takes their amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -75,8 +74,8 @@ static void cast_attention_input(struct at at) {
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
-// Computes attention of attention_codes, in this phase, into ACT_ATT in FP8 or, where scales are not delayed, into
-// att.data (N, H D), and the log-sum-exps into ACT_SOFTMAX. Recomputation takes the scales that the first forward left.
+// Computes attention of attention_codes, in this phase, with the log-sum-exps in ACT_SOFTMAX. With delayed scales the
+// output is ACT_ATT in FP8, else att.data (N, H D). Recomputation uses the first forward's scales.
 static void attend_in_fp8(struct at at, struct sink att) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -88,13 +87,13 @@ static void attend_in_fp8(struct at at, struct sink att) {
     RUN(m, fp8_attention_forward(out8, att.data, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
 }
 
-// Returns where the gradient of attention's output in FP8 is, (N, H D), live in this phase; NULL when planning.
+// Returns the gradient of attention's output, cast to FP8, (N, H D), live in this phase; NULL when planning.
 static fp8 *dout_codes(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
     return (fp8 *)fp8_attention_buffer(m, PASS_TRAIN, l, FP8_ATTENTION_BUFFER_DOUT, bytes);
 }
-// Takes D_ATT's amax and casts D_ATT to dout_codes, in a phase of its own; in full FP8 attention only.
+// Takes D_ATT's amax and casts D_ATT to dout_codes, in a new phase. Does nothing unless attention is in full FP8.
 static void cast_attention_gradient(struct at at) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -107,7 +106,7 @@ static void cast_attention_gradient(struct at at) {
     fp8 *codes = dout_codes(m, at.l);
     RUN(m, fp8_cast_with_amax(codes, scale, m->fp8.gradients, datt, N, width, m->dev));
 }
-// Computes attention's gradient from dout_codes, in FP8, in this phase, into dqkv (N, qkv_width), and undoes RoPE.
+// Computes attention's gradient dqkv (N, qkv_width) from dout_codes, in FP8, in this phase. Undoes RoPE.
 static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -120,7 +119,7 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
     RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
     RUN(m, attention_undo_rope(dqkv, options, a.shape, m->dev));
 }
-// Computes, in this phase, attention's gradient dqkv (N, qkv_width), RoPE undone, in bf16 from D_ATT and the kept FP8.
+// Computes attention's gradient dqkv (N, qkv_width) in bf16, from D_ATT and the kept FP8, in this phase. Undoes RoPE.
 static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -143,7 +142,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Writes dqkv (N, qkv_width), RoPE undone, in this phase: FP8 from dout_codes, or bf16 from D_ATT. Merges options.amax.
+// Writes attention's gradient dqkv (N, qkv_width), RoPE undone, in this phase, in FP8 or bf16. Merges options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

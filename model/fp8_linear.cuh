@@ -1,9 +1,8 @@
-// The linear layers of a block in FP8: what is cast where, and their products. Without FP8 cast_input does nothing. All
-// three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and W^T (k, n), for dW
-// dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into the forms that are
-// read there: its row form, as it is, and its column form, transposed. A row form lives until its product. An input
-// that no other op of the backward reads is kept only in its column form: its producer writes floatX values that live
-// until they are cast or, with delayed scales, the MLP's activation writes FP8. Weights are cast at use.
+// The linear layers of a block in FP8. A product multiplies matrices row by row: in forward x (N, k) and W (n, k), for
+// din dout (N, n) and W^T (k, n), for dW dout^T (n, N) and x^T (k, N). So a tensor has two forms: row form, as it is,
+// and column form, transposed. It is cast at most once in forward and once in backward, into the forms read there. A
+// row form lives until its product. An input that no other op of the backward reads is kept only in column form: its
+// producer writes floatX, which lives until the cast, or, with delayed scales, the MLP's activation writes it.
 #pragma once
 #include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
 #include "kernels/fp8/cast.cuh"       // fp8_cast
@@ -14,7 +13,7 @@
 
 // ---- Buffers ----
 
-// Returns a buffer of a linear layer, live in this phase; NULL when planning, which only then reads `bytes`.
+// Returns a buffer of a linear layer, live in this phase; NULL when planning. Only planning reads `bytes`.
 static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which, size_t bytes) {
     static const char *const categories[] = {
 #define CATEGORY_ROW(id, category) category,
@@ -24,40 +23,39 @@ static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear
     const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
     return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
 }
-// Returns an operand's matrix (rows, depth), live in this phase, with its tensor's scale; codes NULL when planning.
+// Returns an operand's matrix (rows, depth), with its scale, live in this phase; its codes are NULL when planning.
 static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
                                            enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
                                            int64_t depth) {
     void *memory = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
     return fp8_matrix_in(&m->fp8, memory, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
 }
-// Returns where an operand's producer merges its amax; NULL: not PASS_TRAIN, a bf16 layer, scales of blocks, planning.
+// Returns where an operand's amax is collected; NULL outside PASS_TRAIN, in bf16, with block scales and when planning.
 static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
     struct fp8_scale *scale =
         pass == PASS_TRAIN && is_quantized(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
     return scale ? &scale->amax : NULL;
 }
-// Returns the counts (FP8_COUNTS) that a cast adds to, of all layers; NULL: none, not PASS_TRAIN, planning, or no FP8.
+// Returns the counts (FP8_COUNTS) that a cast adds to; NULL outside PASS_TRAIN, without FP8, and when planning.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
 
 // ---- Inputs ----
 
-// A linear layer's input is kept for the gradient of the weight: in floatX, which other ops of the backward read too;
-// in column form; or in row form, as attention's output where attention is in FP8 and its backward reads it.
+// How a linear layer's input is kept for the weight's gradient: in floatX, if other ops of the backward read it, too;
+// in row form, if it is the output of attention in FP8, whose backward reads it; else in column form.
 enum input_form { INPUT_FLOATX, INPUT_COLUMNS, INPUT_ROWS };
-// Returns the form in which the input of a linear layer in FP8 is kept for the gradient of its weight.
 static enum input_form input_form(const struct gpt *m, enum pass pass, int l, enum linear linear) {
     if (linear == LINEAR_ATT_PROJ && attends_in_fp8(m, pass, l))
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Whether attention writes the input of `linear`, its projection, in FP8: attention is in FP8 and scales are delayed.
+// Whether `linear` is attention's projection, and attention writes its input in FP8, as it does with delayed scales.
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
-// Returns an FP8 layer's input in floatX, (rows, inputs), live in this phase; NULL: planning, or attention_writes_fp8.
+// Returns an FP8 layer's floatX input (rows, inputs), live in this phase; NULL if planning or attention_writes_fp8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
@@ -68,7 +66,7 @@ static floatX *fp8_linear_input(struct at at, enum linear linear) {
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
 }
 
-// Returns a cast that makes nothing yet: the caller sets its forms, rows or columns.
+// Returns a cast that makes nothing yet: the caller sets its `rows` or `columns`.
 static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     struct fp8_cast to;
     memset(&to, 0, sizeof to);
@@ -76,7 +74,7 @@ static struct fp8_cast empty_cast(struct fp8_scale *scale, uint64_t *counts) {
     to.counts = counts;
     return to;
 }
-// Returns the place of an input's row form, (rows, inputs), live in this phase; codes NULL when planning.
+// Returns the row form of an FP8 layer's input, (rows, inputs), live in this phase; its codes are NULL when planning.
 static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const int k = linear_row(linear, &m->shape.layer).inputs;
@@ -85,8 +83,8 @@ static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     return fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, linear_row(linear, &m->shape.layer).source.id),
                          FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
 }
-// Returns the cast of an input to the forms that are wanted: its row form, where the product (INPUT_ROWS: the input) is
-// in at.produce; of INPUT_COLUMNS also its column form, where the input is and, in a first forward, is kept.
+// Returns the cast of an input to the forms that are wanted: the row form if the product (for INPUT_ROWS the input) is
+// to be made; the column form if an input of INPUT_COLUMNS is to be made and, in PASS_TRAIN, is kept.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -102,11 +100,11 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation, and its derivative, write FP8 themselves: in FP8 layers whose scales are delayed.
+// Whether the MLP's activation and its backward write FP8 themselves: in FP8 layers whose scales are delayed.
 static bool activation_is_fused(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
-// Casts an FP8 layer's input in a new phase, if wanted and its producer has not; first takes a residual stream's amax.
+// Casts an FP8 layer's input in a new phase, if that is wanted and the op that makes the input doesn't write FP8.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -137,7 +135,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Casts the MLP's activation of fc (rows, fc_width), as input_cast says, in this phase. Needs activation_is_fused.
+// Writes the MLP's activation of fc (rows, fc_width) in input_cast's forms, in this phase. Only if activation_is_fused.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -148,7 +146,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // ---- Products ----
 
-// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits; with scales of blocks: false.
+// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits; never with scales of blocks.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_is_blockwise(&m->fp8);
@@ -157,8 +155,8 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed where `which` is FP8_WEIGHT_COLUMNS. The
-// amax is there from fp8_scales_begin; where weights_sharded, each PASS_TRAIN cast to FP8_WEIGHT_ROWS takes the amax.
+// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed if `which` is FP8_WEIGHT_COLUMNS. The
+// amax is known since fp8_scales_begin; only if weights_sharded, PASS_TRAIN's cast to FP8_WEIGHT_ROWS takes it.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -177,7 +175,7 @@ static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum 
     RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
     return matrix;
 }
-// out (rows, outputs) = in weight^T + bias in FP8, in the caller's phase. The weight is cast there, the input before.
+// out (rows, outputs) = in weight^T + bias in FP8, in this phase. Casts the weight; the caller has cast the input.
 static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -192,7 +190,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 
 // ---- Backward ----
 
-// Whether the op that makes a linear layer's output gradient takes any amax of the gradient; else cast_gradient does.
+// Whether the op that makes the gradient of a linear layer's output also takes its amax; if not, cast_gradient does.
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
@@ -205,16 +203,17 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Returns amax_of the gradient of a linear layer's output, for the gradient's producer; NULL also if the cast takes it.
+// Returns where the op that makes an output's gradient merges its amax; NULL if amax_of is, or cast_gradient takes it.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
-// Returns gradient_amax of a projection whose output's gradient is the residual stream's; NULL: it is not, or l is -1.
+// Returns gradient_amax of a projection whose output's gradient is the residual stream's; NULL for others and l -1.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast, live in this phase, of an output's gradient to both forms and (accumulates: +=) a trained dbias.
+// Returns the cast of an output's gradient to both forms, live in this phase. The cast also writes a trained bias's
+// gradient or, if accumulates(m), adds to it.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -226,13 +225,13 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.add_dbias = accumulates(m);
     return to;
 }
-// Returns the scratch memory of gradient_cast's cast; NULL when planning, and where no bias is trained.
+// Returns the scratch memory of gradient_cast's cast; NULL when planning, and if no bias is trained.
 static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts dout (N, outputs) and sums a trained dbias (gradient_cast), in this phase; before, any amax not yet taken.
+// Makes gradient_cast's cast of dout (N, outputs), in this phase. First takes dout's amax, unless dout's producer has.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
@@ -242,7 +241,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns the input's column form (inputs, rows), for dW: kept or recomputed, else made in this phase of what was kept.
+// Returns an input's column form (inputs, rows), for dW. Makes it in this phase, if the input was kept in another form.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -263,8 +262,8 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, in a new phase each, after gradient_cast's cast was made.
-// din_slot gets the input's gradient, written or (add_din) added. Writes or (accumulates) adds the weight's gradient.
+// Runs the two products of a linear layer's backward, each in a new phase, after gradient_cast's cast. Writes the
+// input's gradient to din_slot or, if add_din, adds it. Writes the weight's gradient or, if accumulates(m), adds to it.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -298,8 +297,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Casts fc's gradient, of dact (rows, F) and the MLP's activation at fc (rows, fc_width), in this phase, with a trained
-// bias's gradient. Then calls linear_backward_fp8, to D_NORM2, in two more phases. activation_is_fused holds.
+// Makes the cast of fc's gradient, and a trained bias's gradient, in this phase, from dact (rows, F), the gradient of
+// the activation of fc (rows, fc_width). Then goes back to D_NORM2 in two new phases. Only if activation_is_fused.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

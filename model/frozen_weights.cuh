@@ -1,5 +1,5 @@
-// The frozen weights of linear layers in FP8 or NF4 (--frozen-weights-format), whole on each rank. They are quantized
-// while they are set, a matrix at a time, and read back as floatX before each product (linear_weight).
+// The frozen weights of linear layers in FP8 or NF4 (--frozen-weights-format). Every rank has them whole. They are
+// quantized as they are set, a matrix at a time, and read back as floatX before each product (linear_weight).
 #pragma once
 #include "kernels/device_memory.cuh" // device_upload
 #include "kernels/device_queue.cuh"  // device_synchronize
@@ -15,12 +15,12 @@ struct frozen_weights {
 // Whether a tensor is kept in FP8 or NF4, outside the flat buffers.
 static inline bool tensor_is_stored(const struct tensor *t) { return t->format != FROZEN_FLOATX; }
 
-// Frees the values on the host and zeroes f; the stored weights are in an arena.
+// Frees the values on the host and zeroes f. The stored weights are in an arena, which is not freed here.
 static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
 }
-// Quantizes the whole matrix f->values of f->filling, uploads it and waits; frees f->values for the next matrix.
+// Quantizes the matrix f->filling, all of which is set, uploads it and waits for the device. Frees f->values.
 static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     const struct tensor *t = f->filling;
     const size_t bytes = frozen_bytes(t->format, t->rows, t->cols);
@@ -37,8 +37,8 @@ static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     f->values = NULL;
     f->filling = NULL;
 }
-// Sets elements [first, first + n) of a stored tensor to values (n), on the host: each element once, in any order. The
-// call that completes t uploads it and waits for the device. Ends the program where another tensor is incomplete.
+// Sets elements [first, first + n) of a stored tensor to values (n), on the host. Set each element once, in any order.
+// The call that completes t uploads it and waits for the device. Ends the program if another tensor is incomplete.
 static void frozen_weights_set(struct frozen_weights *f, const struct tensor *t, int64_t first, const float *values,
                                int64_t n, struct device *dev) {
     if (!f->filling) {

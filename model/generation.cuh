@@ -1,10 +1,10 @@
-// Generation: prompts are fed whole, then one token of each sequence, at a position of its own, at a time.
+// Generation: a prefill takes all prompts whole; then each decode takes one token of each sequence.
 #pragma once
 #include "block.cuh"           // block_forward
 #include "model/embedding.cuh" // embed, upload_begin, upload_end
 #include "model/head.cuh"      // final_norm_buffer, logits_buffer
 
-// Keeps all layers' KV cache live in this phase: it has to live from a prefill's first phase to a token's last.
+// Keeps all layers' KV caches live in this phase. They have to live from a prefill's first phase to a decode's last.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
@@ -12,7 +12,7 @@ static void kv_cache_touch(struct gpt *m) {
     }
 }
 
-// rows (B, C) = row lengths[b] - 1 of each sequence of `from`, (B, T, C). lengths (B): on the host.
+// rows (B, C) = the last token's row, lengths[b] - 1, of each sequence of `from` (B, T, C). lengths (B): on the host.
 static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths, struct extent e, int C,
                            struct device *dev) {
     for (int b = 0; b < e.B; b++)
@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns transformed logits (sequences, Vp; undefined from V on), in device memory, after each sequence's last token
-// (in a prefill lengths[b] - 1; else lengths is not read), from final_norm_buffer. NULL: planning. Opens phases.
+// Returns the transformed logits of each sequence's next token, (sequences, Vp), undefined from column V on, in device
+// memory; NULL when planning. Opens phases. Only a prefill reads lengths: sequence b's last token is lengths[b] - 1.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));
@@ -42,7 +42,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
     return logits;
 }
 
-// Uploads new tokens, positions (B) or, for a prefill, prompts (B, T), lengths (B), free at return. Opens a phase.
+// Uploads a decode's tokens and positions, (B) each, or a prefill's prompts (B, T) and lengths (B), in a new phase.
 static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
     int32_t *pinned = upload_begin(m, pass, inputs);
     int32_t *to = positions_buffer(m, pass);
@@ -50,9 +50,9 @@ static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_
     upload_end(m);
 }
 
-// Enqueues the prompts' forward, from position 0 on, which fills the KV cache. tokens (sequences, prompt_tokens), on
-// the host, free at return: row b's first lengths[b] (1 to prompt_tokens) count, others are any below V. Returns the
-// next tokens' logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
+// Enqueues the forward of the prompts, from position 0 on, and fills the KV cache. tokens (sequences, prompt_tokens)
+// and lengths, on the host, may be reused at once. Row b's prompt is its first lengths[b] tokens, at least 1; the
+// others may be any below V. Returns next_logits, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_generation_inputs(m, PASS_PREFILL, tokens, lengths);
@@ -63,9 +63,9 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
     return next_logits(m, PASS_PREFILL, lengths);
 }
 
-// Enqueues the forward of one token of each sequence: tokens and positions (sequences), on the host, free at return.
-// The KV cache has the positions before positions[b], below decode_tokens, and gets this one. Returns the next tokens'
-// logits, as next_logits, in device memory, valid until the model's next call. Every rank calls this.
+// Enqueues the forward of one token of each sequence, at positions[b] < decode_tokens. The KV cache has the earlier
+// positions, and gets this one. tokens and positions (sequences), on the host, may be reused at once. Returns
+// next_logits, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_generation_inputs(m, PASS_GENERATE, tokens, positions);

@@ -1,15 +1,15 @@
-// The head: the final norm's gradient, the logits, a chunk of tokens at a time, and the loss.
+// The head: logits and loss, a chunk of tokens at a time, and their backward, down through the final norm.
 #pragma once
 #include "kernels/loss.cuh"   // cross_entropy, losses_sum
 #include "model/branch.cuh"   // norm_gradient, stream_sink
 #include "model/sequence.cuh" // targets_buffer
 
-// Bytes of a chunk of logits, about: enough for matmuls at full speed, small beside the rest. On a GPU each chunk but
-// the first adds to the head's whole fp32 gradient: where memory is free, chunks are larger (fit_loss_chunk). On a CPU
-// a chunk's fixed cost, passes over weight and gradient, is as much as matmuls of 20 to 30 tokens: at most 3 %.
+// The default size of a chunk of logits: matmuls run at full speed, and it is small beside the rest. On a GPU each
+// chunk but the first adds to the head's whole fp32 gradient, so chunks grow where memory is free (fit_loss_chunk). On
+// a CPU a chunk's passes over weight and gradient cost as much as matmuls of 20 to 30 tokens: at most 3 %.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// Returns a logits chunk's tokens, a micro-batch's at most: --loss-chunk-tokens; 0: a multiple of 64 by the enum above.
+// The number of tokens of a chunk, at most a micro-batch's: --loss-chunk-tokens or, if 0, by the enum above.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -38,7 +38,7 @@ static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
                              "logits and loss", "targets with the largest logit");
 }
 
-// The number of bytes of the head's matmuls' workspace, for the largest chunk and for a shorter last one.
+// The number of bytes of workspace for the head's matmuls: enough for a full chunk and for a shorter last one.
 static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const int64_t rest = extent_of(m, pass).N % m->loss_chunk;
@@ -47,8 +47,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes losses (if m->scores, largest_buffer too) of tokens [first, first + rows), rows <= loss_chunk, in a new
-// phase. In training a second makes D_LNF and, unless frozen, the head weight's gradient, to which later chunks add.
+// Computes the losses of tokens [first, first + rows), rows <= loss_chunk, in a new phase, and largest_buffer if
+// m->scores. In training a second phase makes D_LNF and a trained head weight's gradient, to which later chunks add.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -83,9 +83,9 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Sets results->loss, on the device, to the losses' sum and the number of targets that count, from final_norm_buffer as
-// the last layer filled it. Opens phases. In training writes d_residual, makes the head's and final norm's gradients
-// (accumulates: adds), and begins to reduce unit_of_head's (no tied weight's). dloss: factor of each token's gradients.
+// Computes the loss from final_norm_buffer, in new phases: results->loss, on the device, gets the losses' sum and
+// count. In training goes back to d_residual, writes the gradients of head and final norm or, if accumulates(m), adds
+// to them, and begins to reduce these, but no tied weight's. dloss multiplies all gradients. Every rank calls this.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -5,20 +5,20 @@
 #include "kernels/rope_table.cuh"    // rope_table, struct rope_settings
 #include "model/state.cuh"           // struct gpt
 
-// Returns the address, on device or host, of a buffer, live or not; NULL: id -1, no bytes, or before gpt_allocate.
+// Returns a planned buffer's address, on device or host, live or not; NULL for id -1, no bytes, or before gpt_allocate.
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
 static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
-// Whether this rank holds any of elements [first, first + n) of a tensor's parameters; it holds all of a stored weight.
+// Whether this rank holds any of a tensor's elements [first, first + n). Every rank holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
     const struct zero *z = zero_of(m, t);
     return tensor_is_stored(t) || zero_holds_any(z, shards_parameters(&z->shards), t->offset + first, n);
 }
-// Sets what this rank holds of elements [first, first + n) of a tensor to `values` (n), on the host: rounded in the
-// parameters, exactly in a trained tensor's master weights and moving averages. Gives a stored weight's values to
-// frozen_weights_set, by the rules there. rounded: (2 n); it and values must stay until the device was waited for.
+// Sets a tensor's elements [first, first + n), as far as this rank holds them, to `values` (n), on the host. Parameters
+// are rounded to floatX; a trained tensor's master weights and moving averages are exact. A stored weight follows
+// frozen_weights_set's rules. values and `rounded` (2 n), scratch memory, must stay until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {
@@ -35,7 +35,7 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                 sizeof *rounded);
 }
 
-// Zeroes this rank's parameters of z, with the gaps between tensors: enqueued on the device, at once if params_on_host.
+// Zeroes this rank's part of z's parameters and the gaps between tensors: at once if params_on_host, else enqueued.
 static void zero_clear_parameters(struct zero *z, struct device *dev) {
     const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
     if (z->params_on_host && bytes > 0)
@@ -43,7 +43,8 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets initial parameters (with --init-from frozen ones 0) and optimizer states, zeroes device gradients; caller waits.
+// Sets initial parameters and optimizer states, zeroes the device's gradients. With --init-from frozen parameters are 0
+// until they are loaded. The caller waits for the device.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
@@ -69,8 +70,8 @@ static void gpt_initialize(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// Returns the settings of the layers' rotary table or, `local`, of the windowed layers' own, with another base and no
-// scaling. They point into *factors, longrope's lists, which the caller frees; NULL: another scaling, or none.
+// Returns the settings of the rotary table or, if `local`, of windowed layers' own, with another base and no scaling.
+// *factors becomes longrope's lists, to which the settings point and which the caller frees; NULL without longrope.
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
     memset(&s, 0, sizeof s);
@@ -113,7 +114,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     }
     return s;
 }
-// Fills rotary table `id`; local: of windowed layers with their own base. Returns its address. Waits for the device.
+// Fills the rotary table in buffer `id` and returns its address. local: as in rope_settings_of. Waits for the device.
 static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);

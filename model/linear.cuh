@@ -8,19 +8,19 @@
 
 // ---- Inputs ----
 
-// Whether at.produce has a linear layer's input or, in FP8, the layer's output, whose product reads the input too.
+// Whether a linear layer's input is to be made: at.produce has it or, in an FP8 layer, the product that reads it.
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return produces(at, 1u << source.id | product);
 }
-// Returns a linear layer's input, floatX (rows, inputs), live in this phase; NULL: planning, or attention_writes_fp8.
+// Returns a linear layer's floatX input (rows, inputs), live in this phase; NULL if planning or attention_writes_fp8.
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_below(at) : at, source.id);
 }
-// Returns where the producer of a linear layer's input writes it: linear_input and, in FP8, amax_of; it makes no sums.
+// Returns the sink of a linear layer's input: linear_input and, in FP8 training, an amax to merge. It takes no sums.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -29,12 +29,13 @@ static struct sink input_sink(struct at at, enum linear linear) {
 
 // ---- Products ----
 
-// The number of bytes of scratch memory for a linear layer's weight: 0 unless it is stored in FP8 or NF4.
+// The number of bytes of scratch memory that linear_weight needs: 0 unless the weight is stored in FP8 or NF4.
 static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a weight (outputs, inputs), after use_unit; NULL: planning. workspace (linear_weight_bytes) gets stored ones.
+// Returns a linear layer's weight (outputs, inputs), after use_unit; NULL when planning. A weight stored in FP8 or NF4
+// is read back into `workspace` (linear_weight_bytes), in this phase.
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -43,9 +44,9 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
     RUN(m, frozen_dequantize(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
     return w;
 }
-// Whether a linear layer's backward writes the gradient of its input, or adds it to what another reader's has written.
+// Whether a linear layer's backward overwrites the gradient of its input, or adds to what is there.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory for any one of a linear layer's products, not in FP8, on `rows` tokens.
+// The number of bytes of scratch memory that suffice for each product, outside FP8, of a linear layer on `rows` tokens.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {
@@ -56,8 +57,8 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// Returns this phase's scratch memory of a layer not in FP8, enough for each range; NULL when planning. The memory
-// begins with linear_weight_bytes for the layer's weight; the rest is for one product or the adapter at a time.
+// Returns this phase's scratch memory of a layer not in FP8, enough for every range; NULL when planning. It begins with
+// linear_weight_bytes for the weight; one product or the adapter at a time uses the rest.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -67,7 +68,7 @@ static void *linear_workspace(struct at at, enum linear linear, enum din_use use
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
 
-// out (rows, outputs) = in weight^T + bias + the adapter's output, in the caller's phase. FP8: `in` was cast before.
+// out (rows, outputs) = in weight^T + bias + the adapter's output, in this phase. In FP8 layers call cast_input before.
 static void linear_forward(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     if (is_quantized(m, at.pass, at.l)) {
@@ -83,17 +84,17 @@ static void linear_forward(struct at at, enum linear linear, floatX *out) {
     lora_forward(m, at.pass, at.l, linear, out, in, at.rows, ws);
 }
 
-// pre (rows, inputs): a linear layer's input before GELU in its tanh form, where the layer's backward may go on to the
-// gradient of `pre`; NULL elsewhere, and when planning. sums: the sums of that gradient's columns are wanted next.
+// Where a linear layer's input is GELU (tanh) of `pre` (rows, inputs), its backward may go on to pre's gradient. `pre`
+// is NULL where it must not, and when planning. sums: the caller will want the sums of that gradient's columns.
 struct gelu_input {
     const floatX *pre;
     bool sums;
 };
 static const struct gelu_input NO_GELU = {NULL, false};
 
-// Runs a linear layer's backward in this phase, where dout (rows, outputs) is live; FP8 begins two more. The input's
-// gradient goes to din_slot, by `use`. Gradients of weight, adapter and (sums_bias, or FP8) bias overwrite the unit's
-// or, if accumulates(m) or in a later range, add. Returns whether din_slot has gelu.pre's: not if DIN_ADDED or FP8.
+// Runs a linear layer's backward in this phase, where dout (rows, outputs) is live; in FP8 opens two more. Writes or
+// adds, by `use`, the input's gradient in din_slot. Writes or, if accumulates(m) or in a later range, adds the
+// gradients of weight, adapter and, if sums_bias or in FP8, bias. Returns whether din_slot got gelu.pre's gradient.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
                             bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;

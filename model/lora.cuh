@@ -1,14 +1,9 @@
-// The adapters of LoRA beside a linear layer of a block (Hu et al. 2021, arXiv 2106.09685): of each adapted part p of
-// its outputs
-//
+// LoRA's adapters beside the linear layers of a block (Hu et al. 2021, arXiv 2106.09685). For each adapted part p of a
+// layer's outputs, in the phase of the layer's own products and from scratch memory of that phase, forward computes
 //   out_p += h_p B_p^T,  h = s drop(in) A^T
-//
 // with A (parts x rank, inputs), B (outputs of the parts, rank), s = config_lora_scale, all parts one below the other.
-// h is (N, parts x rank): little, and so recomputed by backward, which with d = out's gradient computes
-//
+// h (N, parts x rank) is small, and so recomputed by backward, which, with d for out's gradient, computes
 //   dB_p = d_p^T h_p;  dh_p = s d_p B_p;  dA = dh^T drop(in);  din += drop(dh A)
-//
-// in the phase of the linear layer's own products, from scratch memory of that phase.
 #pragma once
 #include "kernels/matmul/matmul.cuh" // matmul_forward_strided and the like
 #include "kernels/norm.cuh"          // residual_forward, residual_backward: dropout
@@ -24,10 +19,10 @@ static struct dropout lora_dropout(const struct gpt *m, int l, enum linear linea
 struct lora_scratch {
     floatX *h, *dh;  // (N, parts x rank)
     floatX *dropped; // (N, inputs) the input after dropout; without dropout not used
-    void *products;  // of the matrix products
-    size_t bytes;    // of all
+    void *products;  // scratch memory of the matrix products
+    size_t bytes;    // of all of this
 };
-// Divides `memory` into the scratch memory of a linear layer's adapter on N tokens; NULL: only `bytes` has a meaning.
+// Divides memory for a linear layer's adapter on N tokens into its parts. If `memory` is NULL, only `bytes` is valid.
 static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear linear, int64_t N, void *memory) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int width = lora_a_rows(&m->shape.lora, linear), rank = m->shape.lora.rank;
@@ -48,7 +43,7 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     s.bytes = 2 * h + dropped + products;
     return s;
 }
-// The number of bytes of scratch memory of a layer's adapter, for ranges of `most` and `last` tokens; 0: it has none.
+// The number of bytes of scratch memory of a layer's adapter, enough for `most` and for `last` tokens; 0 without one.
 static size_t lora_workspace_bytes(const struct gpt *m, enum linear linear, int64_t most, int64_t last) {
     if (!has_adapter(m, linear))
         return 0;
@@ -62,8 +57,8 @@ static void lora_scale(struct gpt *m, floatX *x, int64_t N, int width) {
     if (scale != 1)
         RUN(m, residual_backward(x, NULL, x, N, width, scale, none, m->dev));
 }
-// s->h (N, parts x rank) = LoRA's s times drop(in) A^T, of in (N, inputs) and a (parts x rank, inputs). Returns
-// drop(in), (N, inputs), in s->dropped; without dropout `in`.
+// s->h (N, parts x rank) = LoRA's s times drop(in) a^T, with in (N, inputs) and a (parts x rank, inputs). Returns
+// drop(in), (N, inputs), which is in s->dropped, or without dropout `in`.
 static const floatX *lora_project(struct gpt *m, int l, enum linear linear, const struct lora_scratch *s,
                                   const floatX *in, const floatX *a, int64_t N) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -79,7 +74,7 @@ static const floatX *lora_project(struct gpt *m, int l, enum linear linear, cons
     return x;
 }
 
-// Adds an adapter's output on N tokens, if there is one, to out (N, outputs); in (N, inputs). ws: lora_workspace_bytes.
+// Adds the adapter's output for in (N, inputs), if there is an adapter, to out (N, outputs). ws: lora_workspace_bytes.
 static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out, const floatX *in,
                          int64_t N, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];
@@ -97,8 +92,8 @@ static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linea
     }
 }
 
-// Computes the adapter's gradients on N tokens, or adds to them where `add`, from dout (N, outputs) and in (N, inputs).
-// Adds its part of the input's gradient to din (N, inputs). Does nothing without an adapter. ws: lora_workspace_bytes.
+// Writes the adapter's gradients or, if `add`, adds to them, from dout (N, outputs) and in (N, inputs). Adds the
+// adapter's part of the input's gradient to din (N, inputs). Does nothing without an adapter. ws: lora_workspace_bytes.
 static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din, const floatX *dout, const floatX *in,
                           int64_t N, bool add, void *ws) {
     const struct lora_layer *adapter = &m->shape.lora.linear[linear];

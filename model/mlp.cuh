@@ -1,11 +1,11 @@
-// The MLP of a block, of all tokens or of a range: its first product and its activation; the backward of both products.
+// The MLP of a block, of all tokens or of a range: its first product and activation forward; its whole backward.
 #pragma once
 #include "model/activations.cuh"    // ACTIVATION_SWITCH
 #include "model/bias_gradients.cuh" // bias_partial, bias_source
 #include "model/linear.cuh"         // linear_forward, linear_backward
 #include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
-// act.data (N, F) = the MLP's activation of fc (N, fc_width); merges act.amax, does not make act.sums.
+// act.data (N, F) = the MLP's activation of fc (N, fc_width). Merges act.amax, if not NULL. Makes no act.sums.
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
 #define POINTWISE(name) name##_forward(act.data, fc, N * s->layer.F, act.amax, dev)
@@ -14,7 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
-// dfc.data (N, fc_width) = fc's gradient from dact (N, F), which dfc.data may be unless gated; makes any sums and amax.
+// dfc.data (N, fc_width) = fc's gradient from dact (N, F), which dfc.data may be unless gated. Makes dfc.sums and amax.
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -22,7 +22,7 @@ static void mlp_activation_backward(struct sink dfc, const floatX *dact, const f
 #undef BACKWARD
 }
 
-// Makes, in new phases, what at.produce wants of FC (after its input's cast in FP8 layers) and of the MLP's activation.
+// Makes FC and the MLP's activation, in new phases, as far as at.produce asks. In FP8 layers first casts FC's input.
 static void mlp_forward(struct at at) {
     struct gpt *m = at.m;
     cast_input(at, LINEAR_FC);
@@ -42,7 +42,7 @@ static void mlp_forward(struct at at) {
     RUN(m, mlp_activation_forward(act, fc, at.rows, &m->shape, m->dev));
 }
 
-// Makes FC, ACT and the second product range by range, in shared phases; nothing where at.produce lacks that product.
+// Makes FC, the activation and the projection's output range by range. Does nothing if at.produce lacks that output.
 static void mlp_forward_ranges(struct at at) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &at.m->shape.layer).source.product;
     if (!produces(at, 1u << product))
@@ -55,7 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns FC, live in this phase, where MLP_PROJ's linear_backward may multiply by GELU's derivative; else NO_GELU.
+// Returns FC, live in this phase, if the backward of the MLP's projection may go on through GELU to it; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
@@ -64,7 +64,8 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes from dproj (rows, C), live in this phase, to D_NORM2 in more phases; parameters' gradients: see linear_backward.
+// Goes back from dproj (rows, C), the gradient of the MLP's output, live in this phase, to D_NORM2, in new phases.
+// Writes or adds the parameters' gradients as linear_backward does.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

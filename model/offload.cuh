@@ -1,16 +1,15 @@
 // Activations in host memory between forward and backward (--cpu-offloading-num-layers). What a layer keeps leaves the
-// device after the layer's forward, while the next layer computes; at that layer's end the device's buffers are free.
-// Backward goes by groups of layers, which are recomputed together: what a group needs comes back, into other buffers,
-// while the group above it computes. At any time the activations of at most two layers, or groups, are on the device.
-// All transfers begin and end within a micro-step, so that a graph can record it.
+// device while the next layer's forward computes. Backward goes by groups of layers that are recomputed together: what
+// a group needs comes back, into other buffers, while the group above it computes. So at most two layers', or groups',
+// activations are on the device. All transfers begin and end within a micro-step, so that a graph can record it.
 #pragma once
 #include "model/state.cuh" // struct gpt, activation, offloaded_activations
 
-// The addresses of an activation of a layer in the device's and the host's memory; both are live in this phase.
+// The two ends of a transfer: an activation's buffers on the device and on the host, both live in this phase.
 struct offload_operands {
     void *device, *host;
 };
-// Returns the addresses, live in this phase, of an activation of layer l for a transfer in `direction`; NULL: planning.
+// Returns the buffers of a layer's activation for a transfer in `direction`, live in this phase; NULL when planning.
 static struct offload_operands offload_operands(struct gpt *m, enum transfer_direction direction, int l,
                                                 enum activation_id id) {
     struct offload_operands operands = {NULL, host_activation(m, l, id)};
@@ -21,8 +20,8 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     return operands;
 }
 
-// Begins, in the caller's phase, the transfers of a set of layer l's activations. The later phase that calls
-// offload_wait first calls offload_touch with the same set, which keeps the transfers' memory live until then.
+// Begins the transfers of a set of layer l's activations, in this phase. Before the later phase calls offload_wait, it
+// must call offload_touch with the same arguments, which keeps the transfers' memory live until then.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -36,7 +35,7 @@ static void offload_begin(struct gpt *m, enum transfer_direction direction, int 
                               to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
     }
 }
-// Keeps the operands of offload_begin's transfers of a set live up to this phase, which then calls offload_wait.
+// Keeps the memory of offload_begin's transfers live up to this phase, which calls offload_wait next.
 static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -44,12 +43,12 @@ static void offload_touch(struct gpt *m, enum transfer_direction direction, int 
             offload_operands(m, direction, l, id);
     }
 }
-// Blocks later work of the device until all transfers begun in a direction are done, after offload_touch of each set.
+// Blocks later work of the device until all transfers in `direction` are done. Call offload_touch of each set first.
 static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Opens a phase unless nothing is due: calls offload_wait for layer l - 1, begins to offload layer l (-1: embedding).
+// Has the device wait for layer l - 1's transfers and begins layer l's (-1: the embedding's), in a new phase, if any.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
@@ -60,21 +59,21 @@ static void offload_layer(struct gpt *m, int l) {
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
-// Returns the members of layer k's offloaded activations that the backward of the group [first, last] reads. k goes
+// Returns the set of layer k's offloaded activations that the backward of the group of layers [first, last] reads. k is
 // from first - 1 (-1: the embedding), whose output is the group's input, to last, whose output the group doesn't read.
 static uint32_t fetched_activations(const struct gpt *m, int first, int last, int k) {
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
 }
-// Whether the backward of the group [first, last] reads any offloaded activation, also its input, from layer first - 1.
+// Whether the backward of the group of layers [first, last] reads any offloaded activation, its input included.
 static bool group_is_offloaded(const struct gpt *m, int first, int last) {
     for (int k = first - 1; k <= last; k++)
         if (fetched_activations(m, first, last, k))
             return true;
     return false;
 }
-// Calls offload_wait for what the group of layers that ends with `last` needs, before its recomputation and backward,
-// and begins to fetch what the group below it needs. Opens a phase for each, where there is any of this.
+// Blocks later work of the device until the group of layers that ends with `last` has what it needs, and begins to
+// fetch what the group below needs. Opens a phase for each, if there is any. Call it before the group's recomputation.
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {
