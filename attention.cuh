@@ -1,8 +1,8 @@
-// Attention as the model sees it: its backends, a row each, and the calls to them. run/attention_choice.cuh chooses.
-// All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
-// 9.0 and fused also compute bidirectional attention (shape.full). For backward, flash and fused keep one log-sum-exp
-// per row, unfused the T x T probabilities, which --recompute-granularity selective drops (recompute.cuh). The cuda
-// target has two flash backends; the one for 9.0 is faster, for fewer shapes. Fused: cuDNN's, bf16, loaded at run time.
+// Attention as the model calls it: a table of backends, and the calls to the one that run/attention_choice.cuh chooses.
+// All backends compute causal attention with grouped queries, and never copy K and V for each query head. The cuda
+// target has two flash backends: the one for compute capability 9.0 is faster, for fewer shapes. Fused is cuDNN's, in
+// bf16, loaded at run time. Fused and flash for 9.0 also compute bidirectional attention (shape.full). For backward,
+// flash and fused keep a log-sum-exp per row; unfused keeps T x T probabilities, if not recomputed (recompute.cuh).
 #pragma once
 #include "kernels/attention/decode.cuh"  // attention_decode
 #include "kernels/attention/flash.cuh"   // what flash_* and sm90_* are
@@ -13,8 +13,8 @@
 #include "runtime/machine/error.h"       // fail
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
-// Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends. Where fused
-// does not take a call's shape (windows, prompts of some lengths), flash computes the call.
+// --attention-backend flash stands for both flash backends, and attention_choose takes one of them. Where fused does
+// not take the shape of a call, as with windows or some lengths of prompts, flash computes this call.
 enum attention_backend {
     ATTENTION_AUTO,
     ATTENTION_FLASH,
@@ -24,27 +24,27 @@ enum attention_backend {
 };
 
 enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
-// Frees cuDNN's plans, which no recorded graph may still hold, before device_close. Does nothing where there are none.
+// Frees cuDNN's plans, if there are any. Call this before device_close, when no recorded CUDA graph uses them any more.
 static void attention_close(struct device *dev);
 
-// Returns the bytes of `saved`: fp32 (B, H, T) log-sum-exps; of unfused attention, floatX (B, H, T, T) probabilities.
+// Returns the bytes of `saved`: log-sum-exps (B, H, T) in fp32 or, if unfused, probabilities (B, H, T, T) in floatX.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
-// Writes out = dropout(softmax(scale Q K^T + causal mask)) V; mask, hidden keys and softcap as the shape says, q and k
-// rotated before. Fills `saved` for backward. amax (1): merges out's (kernels/amax.cuh); NULL: not taken. workspace:
-// attention_forward_workspace_bytes. A feature that the backend (for fused: flash) lacks ends the program.
+// Writes out = dropout(softmax(scale Q K^T + mask)) V, with the mask and softcap that the shape asks for. q and k are
+// rotated already. Fills `saved` for attention_backward. Merges out's amax (kernels/amax.cuh) into amax (1), unless it
+// is NULL. workspace has attention_forward_workspace_bytes. A feature that the backend lacks ends the program.
 static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
-// Returns the bytes of attention_backward's workspace. any_order (its options'): dQ's bits may differ between calls.
+// Returns the bytes of attention_backward's workspace, for options with this any_order: dQ may be summed in any order.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
-// Writes all of dqkv, the gradient of attention_forward, whose arguments these are. As options ask, undoes RoPE, merges
-// amax and, where attention_bias_num_runs > 0, writes bias_partial. workspace: attention_backward_workspace_bytes.
+// Writes the gradient of qkv to all of dqkv, from attention_forward's arguments and results. If the options ask for it,
+// also undoes RoPE, merges amax and writes bias_partial. workspace has attention_backward_workspace_bytes.
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -91,7 +91,7 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls flash_backward. saved: lse (B, H, T). Of options reads only amax: attention_backward undoes RoPE afterwards.
+// Calls flash_backward. saved has log-sum-exps (B, H, T). Of the options reads only amax: the caller undoes RoPE.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -104,31 +104,31 @@ static size_t attention_sm90_forward_workspace_bytes(struct attention_shape s, s
 static size_t attention_sm90_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return sm90_backward_workspace_bytes(s);
 }
-// Calls sm90_forward with attention_forward's arguments. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
+// Calls sm90_forward. saved gets log-sum-exps to base 2 (B, H, T). dropout is not read, as this backend has none.
 static void attention_sm90_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                    struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     sm90_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls sm90_backward, which does all that options ask. saved: lse to base 2, (B, H, T). dropout is not read: p is 0.
+// Calls sm90_backward, which does all that options ask for. saved: log-sum-exps to base 2 (B, H, T). dropout is off.
 static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const void *saved, struct attention_shape s, struct dropout dropout,
                                     struct attention_backward_options options, void *workspace, struct device *dev) {
     sm90_backward(dqkv, dout, qkv, out, (const float *)saved, s, options, workspace, dev);
 }
 
-// Returns the larger of cuDNN's and flash's bytes: planning may not know the calls that flash computes for cuDNN.
+// Returns the larger of cuDNN's and flash's bytes: flash takes over calls, unknown in planning, that cuDNN refuses.
 static size_t attention_fused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
 static size_t attention_fused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
-// Calls fused_forward (cuDNN) with attention_forward's arguments. saved: lse (B, H, T). dropout is not read: p is 0.
+// Calls fused_forward, by cuDNN. saved gets log-sum-exps (B, H, T). dropout is not read, as this backend has none.
 static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls fused_backward. saved: lse (B, H, T). dropout is not read: p is 0. Of options reads only any_order and amax.
+// Calls fused_backward. saved has log-sum-exps (B, H, T). Reads only any_order and amax of options. dropout is off.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -145,14 +145,14 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls unfused_backward. saved: probabilities (B, H, T, T). Of options reads only amax; RoPE is undone afterwards.
+// Calls unfused_backward. saved has probabilities (B, H, T, T). Of the options reads only amax: the caller undoes RoPE.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {
     unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, s, dropout, options.amax, workspace, dev);
 }
 
-// Returns the row of a backend; ATTENTION_AUTO, which has no row, ends the program.
+// Returns a backend's row. Ends the program for ATTENTION_AUTO, which has no row.
 static const struct attention_row *attention_row(enum attention_backend backend) {
     static const struct attention_row flash = {"flash",
                                                "NVTE_FLASH_ATTN",
@@ -207,19 +207,19 @@ static const struct attention_row *attention_row(enum attention_backend backend)
     }
     fail("attention: no backend is chosen");
 }
-// Returns a backend's name as --attention-backend has it, "auto" too; the two flash backends have one name.
+// Returns a backend's name in --attention-backend: "auto", "fused", "unfused", or "flash" for either flash backend.
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }
-// Returns the first feature in `asked` (bits of enum attention_feature) that the backend lacks, in words; NULL: none.
+// Returns in words a feature of `asked`, bits of enum attention_feature, that the backend lacks; NULL if it lacks none.
 static const char *attention_refusal(enum attention_backend backend, unsigned asked) {
     return attention_feature_name(asked & ~attention_row(backend)->provides);
 }
 
 // ---- The calls ----
 
-// Returns the row of one call: flash's where fused does not take the shape, since flash and fused keep equal
-// log-sum-exps. A shape or a dropout that the row does not provide ends the program.
+// Returns the row that computes a call: the backend's own, or flash's where fused does not take the shape (the two keep
+// equal log-sum-exps). Ends the program if this row lacks a feature that the shape or the dropout asks for.
 static const struct attention_row *attention_row_of_call(enum attention_backend backend, struct attention_shape shape,
                                                          struct dropout dropout, struct device *dev) {
     const bool taken = backend != ATTENTION_FUSED || fused_takes(shape, dev);
@@ -236,7 +236,7 @@ static size_t attention_saved_bytes(enum attention_backend backend, struct atten
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return attention_row(backend)->keeps_probabilities ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
 }
-// Returns the factor that makes natural log-sum-exps what a backend's backward reads: log2(e) for base 2, else 1.
+// Returns the factor from natural log-sum-exps to what a backend's backward reads: log2(e) for base 2, else 1.
 static float attention_lse_factor(enum attention_backend backend) {
     return attention_row(backend)->log2_lse ? 1.44269504f : 1;
 }
@@ -248,7 +248,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// The number of rows of options.bias_partial, each the sums of a run of dqkv's rows; 0: backward makes no such sums.
+// The number of rows of options.bias_partial, each with the sums of a run of dqkv's rows; 0 if backward makes no sums.
 static int64_t attention_bias_num_runs(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_num_runs ? row->bias_num_runs(shape) : 0;
@@ -259,11 +259,11 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
                               struct device *dev) {
     attention_row_of_call(backend, shape, dropout, dev)->forward(out, saved, qkv, shape, dropout, amax, workspace, dev);
 }
-// Returns the amax to pass to a backward that attention_undo_rope follows: NULL with options.rotary, else options.amax.
+// Returns options.amax for a backward that does not undo RoPE, but NULL where attention_undo_rope will take it later.
 static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
     return options.rotary ? NULL : options.amax;
 }
-// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D) in place and merges options.amax; without options.rotary does neither.
+// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D), in place, and merges options.amax. Does nothing without options.rotary.
 static void attention_undo_rope(floatX *dqkv, struct attention_backward_options options, struct attention_shape shape,
                                 struct device *dev) {
     if (options.rotary)

@@ -4,8 +4,8 @@
 #include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Calls use_unit for layer at.l's unit, if at.produce is not empty. Outside PASS_BACKWARD, begins to fetch the next
-// layer's unit; in the last layer, the head's weight and unit and, in training, the sums of their gradients so far.
+// Brings in the parameters of layer at.l, if any op is to run. Outside PASS_BACKWARD, begins to fetch what comes next:
+// the next layer's parameters or, in the last layer, the head's and, in training, the sums of their gradients so far.
 static void block_units(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
@@ -22,10 +22,10 @@ static void block_units(struct at at) {
     }
 }
 
-// Runs layer l's ops whose outputs are in `produce`, if the model has them: in a first forward ACT_ALL, in
-// recomputation policy_recomputed, whose made_by_ranges are left to block_backward. An addition and the norm of its sum
-// are fused where `produce` has the two; an unfused norm has the same bits. In a first forward the last addition also
-// computes the next layer's NORM1, or the final norm: only layer 0 makes its own NORM1. Every rank calls this.
+// Runs the ops of layer l that make the activations in `produce`: ACT_ALL in a first forward, policy_recomputed in
+// recomputation, except what backward makes by ranges of tokens. Where `produce` has a sum and its norm, one op makes
+// the two; two ops would make the same bits. In a forward pass the layer's last addition also makes the next layer's
+// NORM1 or the final norm: only layer 0 makes its own NORM1. Every rank must call this.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
@@ -45,15 +45,15 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     branch_end(at, &MLP_BRANCH); // ACT projected; then one op: + MID -> OUT -> the next layer's NORM1
 }
 
-// Writes or adds the MLP's parameter gradients, as linear_backward says, and turns d_residual from OUT's gradient into
-// MID's. Parallel branches: leaves d_residual and writes D_NORM2, for block_backward's last branch_input_backward.
+// Writes or adds the MLP's parameter gradients, as linear_backward does, and turns d_residual from OUT's gradient into
+// MID's. With parallel branches leaves d_residual as it is: block_backward later adds the part of D_NORM2.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
     mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));
     if (!at.m->shape.layer.parallel)
         branch_input_backward(at, &MLP_BRANCH); // d_residual: OUT's gradient -> MID's
 }
-// Does what mlp_branch_backward does, of all tokens by ranges. Each range first makes again what its backward reads.
+// Does what mlp_branch_backward does, a range of tokens at a time. Recomputes each range's activations first.
 static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
     phase(at.m, PHASES_BACKWARD, at.l, "mlp");
@@ -66,8 +66,8 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Writes or adds layer l's parameter gradients and turns d_residual from the layer's output's gradient into its
-// input's. Before, block_forward has made policy_recomputed; after, the caller zero_reduces the unit. Every rank calls.
+// Writes or adds layer l's parameter gradients, and turns d_residual from the gradient of its output into its input's.
+// Call block_forward with policy_recomputed before, and zero_reduce with the layer's unit after. Every rank calls this.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

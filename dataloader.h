@@ -6,9 +6,9 @@
 // (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h). The
 // position counts samples of that sequence, so that a run may resume with another batch size or number of processes.
 //
-// Where documents are separated, each token comes with the place in the sample at which its document begins, 0 where it
-// begins before the sample: at the end-of-text token or after it, or where a Megatron dataset's .idx says. Finetuning
-// shards (formats/finetune_shard.h) say where documents begin, and which targets count; their rows are the windows.
+// Where documents are separated, each token comes with the place in the sample at which its document begins, 0 if that
+// is before the sample. Documents begin at the end-of-text token, after it, or where a Megatron dataset's .idx says.
+// Finetuning shards (finetune_shard.h) say where documents begin and which targets count; their rows are the windows.
 //
 // A thread reads files by pread (why no mapping: read_exactly in runtime/files/file_read.c), ahead of the step, into a
 // ring of samples, so that cold pages, network file systems and the checks of tokens cost the step nothing. Timing
@@ -34,7 +34,7 @@
 #include "formats/token_paths.h"        // paths_find
 #include "runtime/files/file_read.h"    // open_regular
 
-// The size and modification time, which tell a file that was written anew; rsync and cp -p keep an unchanged file's.
+// A file's size and modification time, which change if it is written anew. A copy by rsync or cp -p keeps them.
 struct file_stamp {
     int64_t bytes;
     struct timespec modified;
@@ -46,13 +46,13 @@ struct sample_reader {
     unsigned char *raw;        // (T+2) tokens as stored in the file
 };
 
-// A mixture's set of shards, from first_file on, in their own order. Only the thread, if any, asks where samples lie.
+// A set of shards of a mixture, from first_file on. Only the thread, if there is one, locates samples in its order.
 struct data_part {
     int first_file;
     uint64_t total_tokens;
     struct sample_order order;
 };
-// A part's data in a run that goes on: the samples taken of the part before the mixture began, and the data's changes.
+// A part's past in a resumed run: the samples that it gave before the mixture began, and the changes of its data.
 struct part_start {
     uint64_t before;
     const struct data_change *changes; // (num_changes) at least one; only first_epoch and files are read
@@ -73,7 +73,7 @@ struct document_rule {
     bool mask_targets;
 };
 
-// The thread that reads ahead by a plan: this rank's samples from a position on, B at a time. The ring: used..made-1.
+// The thread that reads this rank's samples ahead, by a plan: from `start` on, B at a time. The ring has [used, made).
 struct read_ahead {
     int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
@@ -113,8 +113,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-// Finds where a sample of the global sequence or of loader->only's order begins: token *first_token of files[*file].
-// Only the thread, if there is one, calls this, because an order keeps the epoch that was asked for last.
+// Finds where a sample begins: at token *first_token of files[*file]. `sample` counts in the global sequence or, if
+// loader->only is a part, in its order. Only the thread, if any, may call this: an order caches its last epoch.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only, sample},
                                place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -137,8 +137,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = the place in the sample at which each token's document begins, 0 also for one before the sample,
-// whose first token is token `first` of the file. Writes nothing with BOUNDARY_NONE and BOUNDARY_BITS.
+// documents (n) = for each token of a sample, the place in the sample at which its document begins, 0 if that is before
+// the sample. The sample begins at token `first` of the file. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -169,7 +169,7 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
     }
 }
 
-// Warns where the shard that has just been opened was written anew since the loader was opened, or the last warning.
+// Warns if the file that was just opened has been written anew since the loader was opened, or since the last warning.
 static void reader_check_stamp(struct sample_reader *reader, const struct dataloader *loader, int file) {
     struct file_stamp *stamp = &reader->stamps[file];
     struct stat status;
@@ -183,8 +183,8 @@ static void reader_check_stamp(struct sample_reader *reader, const struct datalo
     stamp->modified = status.st_mtim;
 }
 
-// out (T+1) = a sample of the global sequence, checked against the vocabulary; documents (T+1) = sample_documents',
-// with BOUNDARY_BITS finetune_shard_read's marks; unused with BOUNDARY_NONE. Returns NULL or the problem.
+// Reads a sample into out (T+1), checked against the vocabulary. documents (T+1) gets sample_documents' places or, with
+// BOUNDARY_BITS, finetune_shard_read's marks; BOUNDARY_NONE does not use it. Returns NULL, or the problem.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -210,12 +210,12 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// Returns the global number of the nth sample (from 0) that this rank takes from `start` on: B of every B*ranks.
+// Returns the global number of this rank's nth sample, from 0, from `start` on. It takes B of every B * ranks samples.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
 
-// Reads this rank's samples from ahead->start on into the ring, marking bad ones, until ahead->stop. argument: loader.
+// Reads, as the thread, this rank's samples into the ring and marks bad ones, until ahead->stop. argument: the loader.
 static void *read_ahead_main(void *argument) {
     struct dataloader *loader = (struct dataloader *)argument;
     struct read_ahead *ahead = &loader->ahead;
@@ -242,7 +242,7 @@ static void *read_ahead_main(void *argument) {
     return NULL;
 }
 
-// Switches the thread to a new plan: from loader->position on, B at a time. Waits for nothing; drops what was read.
+// Makes the thread begin anew at loader->position, B samples at a time. Drops what was read. Does not wait.
 static void read_ahead_restart(struct dataloader *loader, int B) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -254,7 +254,7 @@ static void read_ahead_restart(struct dataloader *loader, int B) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-// Starts the thread, with a ring of `capacity` samples (0: does nothing), from the loader's position on, B at a time.
+// Starts the thread at the loader's position, B samples at a time, with a ring of `capacity` samples; 0: does nothing.
 static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
     struct read_ahead *ahead = &loader->ahead;
     if (capacity == 0)
@@ -280,7 +280,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
         fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
 }
 
-// Ends and joins the thread, frees the ring, zeroes *ahead (B and capacity too); does nothing where there is no thread.
+// Ends the thread, frees the ring and zeroes all of *ahead, also B and capacity. Does nothing if there is no thread.
 static void read_ahead_stop(struct read_ahead *ahead) {
     if (ahead->capacity == 0)
         return;
@@ -298,8 +298,8 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     memset(ahead, 0, sizeof *ahead);
 }
 
-// Waits for the oldest sample in the ring and returns its slot, which stays until read_ahead_release. *count: how many
-// samples from it on are ready and contiguous. A sample that could not be read ends the program.
+// Waits for the ring's oldest sample and returns its slot, which stays valid until read_ahead_release. *count gets the
+// number of samples that are ready from this slot on, without a gap. Ends the program if the oldest could not be read.
 static int read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -322,7 +322,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens paths (count) into files and windows, which have room, from num_files on; num_files stays. A bad file is fatal.
+// Opens paths (count) into files and windows, from num_files on, which the caller raises. A bad file ends the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -405,9 +405,9 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// Opens a loader at sample 0; dataloader_close frees it. pattern: globs with commas between, or a mixture of patterns
-// (formats/mixture.h). B: samples that a rank takes at a time; a thread reads batches_ahead times B ahead, 0: no thread
-// does. option: the pattern's, for messages; outlives the loader. Ends the program where files can't be used.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs with commas between, or a mixture of such
+// patterns (formats/mixture.h). A rank takes B samples at a time. A thread reads B * batches_ahead samples ahead; 0: no
+// thread. option, which gave the pattern, is for messages and outlives the loader. Unusable files end the program.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -454,7 +454,7 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Sets how documents are told apart, once, before any read. BOUNDARY_INDEX is Megatron's; a bad .idx ends the program.
+// Sets how documents are told apart. Call it once, before reading. With BOUNDARY_INDEX a bad .idx ends the program.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -480,7 +480,7 @@ struct token_batch {
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Fills row b from reader_read's tokens (T+1) and documents (T+1; BOUNDARY_NONE: unused); a masked target becomes -1.
+// Fills a batch's row b from reader_read's tokens (T+1) and documents (T+1). Targets that do not count become -1.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -507,7 +507,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
-// Fills a batch with this rank's next B samples, where no thread runs; position stays. A bad sample ends the program.
+// Reads this rank's next B samples into a batch, without a thread. The position stays. A bad sample ends the program.
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
@@ -520,7 +520,8 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Waits for B samples of the ring, restarted for a new B, to fill a batch; position stays. A bad one ends the program.
+// Fills a batch with B samples of the ring, for which it waits. If B is new, the thread begins anew at the position,
+// which stays. A sample that could not be read ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -538,8 +539,8 @@ static void dataloader_read_from_ring(struct dataloader *loader, struct token_ba
     }
 }
 
-// Fills a batch with samples [r B, (r + 1) B) of the next B*ranks, where r is this rank, waiting for the thread, if
-// any, and moves the position past all B*ranks. B is equal on all ranks. A sample that can't be read ends the program.
+// Fills a batch with this rank's part of the next B * ranks samples, and moves the position past them all. Rank r gets
+// samples [r B, (r + 1) B); B is the same on all ranks. Ends the program if a sample can't be read.
 static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);
@@ -554,7 +555,7 @@ static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, i
 
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
-// Moves to a sample of the global sequence and drops what was read ahead, unless the loader's position is that sample.
+// Moves to a sample of the global sequence, and drops what was read ahead. Does nothing if the loader is already there.
 static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
     if (loader->position == sample)
         return;
@@ -563,8 +564,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_restart(loader, loader->ahead.B);
 }
 
-// Moves to `sample` of a run whose mixture began at first_sample, at most `sample`. starts (mixture.count), copied, has
-// each part's past. Shards that were added to a part are used from its first epoch that has not begun.
+// Moves to `sample` of a resumed run, whose mixture began at first_sample <= sample. starts (mixture.count) has the
+// past of each part, and is copied. Shards added to a part are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -579,13 +580,13 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Makes the loader read only samples of one part (-1: of all), from its first on in its own order. No thread may run.
+// Makes the loader read only one part, from its start on in its own order; -1: all parts, mixed. No thread may run.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only = part;
     dataloader_seek(loader, 0);
 }
 
-// The number of samples of an epoch of dataloader_take_part's part, else of all parts with a weight above 0.
+// The number of samples in an epoch of the part that dataloader_take_part chose, else of all parts of a weight above 0.
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     uint64_t samples = 0;
     for (int i = 0; i < loader->mixture.count; i++)
@@ -600,7 +601,7 @@ static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) 
         tokens += loader->parts[i].total_tokens;
     return tokens;
 }
-// Returns the epochs of a part, as 1.5, taken since the run's start, before `sample` (mixture.first_sample or later).
+// Returns how many epochs of a part, as 1.5, the run took before `sample`, which is mixture.first_sample or later.
 static inline double dataloader_epochs(const struct dataloader *loader, int part, uint64_t sample) {
     double more;
     const uint64_t taken = mixture_taken(&loader->mixture, part, sample),

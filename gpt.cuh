@@ -1,4 +1,4 @@
-// The model: its steps (micro-step, update, evaluation), the memory's plan (what planned steps touch), the memory.
+// The model: the steps that it runs (micro-step, update, evaluation), the plan of its memory, and its memory.
 #pragma once
 #include "block.cuh"                 // block_forward, block_backward
 #include "config/layers.h"           // config_layer_is_windowed, config_layer_is_rotary
@@ -13,8 +13,8 @@
 
 // ---- The step ----
 
-// Enqueues what graphs record of a micro-step: forward into m->io.results->loss, backward of scale / (B * T) times the
-// losses' sum, reductions of gradients. enqueue_micro_step has enqueued what comes before. All ranks call this.
+// Enqueues the part of a micro-step that CUDA graphs record: forward, which sets m->io.results->loss; backward of the
+// losses' sum times scale / (B * T); the reductions of gradients. Every rank calls it, by enqueue_micro_step.
 static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -47,8 +47,8 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues gpt_micro_step but for the copy of its loss; leaves dropout on, and m->steps.micro_step as it is. Returns
-// false where CUDA refused the graph: forward and backward are not enqueued. The caller then repeats the call, once.
+// Enqueues a micro-step, but not the copy of its loss, and leaves m->steps.dropout on. Returns false, with forward and
+// backward not enqueued, if CUDA refused a graph: then call this again, once, with the same arguments.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, recorded_micro_step, scale);
 }
-// Enqueues forward and backward of micro-batch `index`, from 0 on, of m->steps.of_step, which the caller sets; the sum
-// of losses goes to m->io.losses[index]. Gradients, of scale / (B * T) times that sum, overwrite the last step's at 0,
-// else add up. scale: 1 / (ranks * of_step); gpt_update makes it the mean over targets that count. All ranks call this.
+// Enqueues forward and backward of a step's micro-batch `index`, 0 to m->steps.of_step - 1; the caller sets of_step.
+// Puts the sum of losses into m->io.losses[index]. The gradients are of this sum times scale / (B * T), where scale is
+// 1 / (ranks * of_step). They overwrite the last step's if index is 0, else add up. Every rank must call this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -71,8 +71,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Enqueues what this rank's report lacks beside the losses: squares of gradients, FP8's counts and amaxes and, with
-// several ranks, m->io.request; all-gathers m->io.reports. ws: optimizer_squares_workspace_bytes. All ranks call.
+// Enqueues the rest of this rank's report: squares of gradients, FP8's counts and amaxes. With several ranks also adds
+// m->io.request, and gathers all reports. ws has optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
@@ -92,10 +92,10 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues the update of parameters and averages after a step's last gpt_micro_step; clips gradients to --clip-grad.
-// Sends m->io.request to all ranks. step: AdamW's, 1 + the updates so far that were not skipped. Where a loss, the
-// gradient norm or a delayed amax is not finite, or no target counts, the update is skipped: gpt_results' check.finite
-// is 0. Waits for the device while m->fp8.calibrates. All ranks call this.
+// Enqueues the update of parameters and averages after a step's last gpt_micro_step. Clips the gradients to
+// --clip-grad, and sends m->io.request to all ranks. step, for AdamW, is 1 + the updates that were not skipped. The
+// update is skipped, and gpt_results' check.finite is 0, if a loss, the gradient norm or a delayed FP8 amax is not
+// finite, or no target counts. Waits for the device while FP8 calibrates. Every rank must call this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -135,8 +135,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
         RUN(m, optimizer_update_averages(&m->optimizer, adamw, &m->io.results->check, slots));
     }
 }
-// Enqueues the swap of the parameters with their moving averages (--ema-decay); a second call swaps them back. No step
-// and no gpt_copy_state may come between the two. Does nothing unless the model trains, with averages. All ranks call.
+// Enqueues a swap of the parameters with their moving averages (--ema-decay). A second call swaps back; no step and no
+// gpt_copy_state may come in between. Does nothing unless the model trains with averages. Every rank calls this.
 static void gpt_swap_averages(struct gpt *m) {
     if (m->config.training.ema_decay <= 0 || !m->trains)
         return;
@@ -146,7 +146,7 @@ static void gpt_swap_averages(struct gpt *m) {
     RUN(m, optimizer_swap_averages(&m->optimizer, slots));
 }
 
-// Enqueues, after gpt_update, the download of the step's results and reports into slot 0 or 1; gpt_results waits.
+// Begins to download the step's results and reports into slot 0 or 1. Call this after gpt_update; gpt_results waits.
 static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->io.host_results[slot], m->io.results, sizeof *m->io.results, m->dev);
@@ -154,15 +154,16 @@ static void gpt_fetch_results(struct gpt *m, int slot) {
                           m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
-// Waits for what the slot's last fetch downloads and returns it. *reports: (ranks, report_width), until the next fetch.
+// Waits for the slot's last gpt_fetch_results and returns the step's results. *reports gets the reports of all ranks
+// (ranks, report_width), which stay until the slot's next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->io.host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     return m->io.host_results[slot];
 }
 
-// Returns the sum of the losses of this rank's batch and how many targets count; no gradients, no dropout. Waits for
-// the device. Only a run that validates or scores plans it and may call it. Every rank calls: units are gathered.
+// Returns the sum of the losses of this rank's batch, and how many targets count. Waits for the device. Every rank
+// calls this, and only in a run that validates or scores: no other run plans the memory.
 static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
@@ -174,7 +175,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Does what gpt_evaluate does, each document (document_starts) by itself, and fills in `scores`. Only if config_scores.
+// Does what gpt_evaluate does, each document of the batch by itself, and fills in `scores`. config_scores must be true.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -186,7 +187,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;
 }
-// Plans the run's evaluation: gpt_score where config_scores, else gpt_evaluate. In a dry run, calls its matmuls.
+// Calls gpt_score if config_scores, else gpt_evaluate, without a batch: to plan its memory, or in a dry run.
 static void gpt_plan_evaluation(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))
@@ -210,7 +211,7 @@ static enum collectives_kind collectives_kind_of(const struct config *c, const s
     return COLLECTIVES_HOST;
 }
 
-// Plans two pinned buffers each for batches and requests on their way to the device, and for results on their way back.
+// Plans pinned host memory, two buffers of each kind: for batches and requests to the device, and for results back.
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
@@ -224,7 +225,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the plan of all that the run does, once; begins and ends planning. keeps_copy: plans a host copy of states.
+// Records the memory plan: plans each kind of step once. keeps_copy: whether to plan the copy for checkpoints.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -291,7 +292,7 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
-// Returns the lowest layer with a trained tensor; -1: the embeddings have one; L: at most the head has one.
+// Returns the lowest layer with a trained tensor; -1 if the embeddings have one; L if no layer and no embedding has.
 static int lowest_trained(const struct parameters *table) {
     int lowest = table->L;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -304,9 +305,10 @@ static int lowest_trained(const struct parameters *table) {
     }
     return lowest;
 }
-// Creates a model and records its plan: plan_place and gpt_allocate follow. gpt_destroy frees the model and `policy`.
-// config is copied, but its texts, and *dev, must outlive the model. frozen (L + 1, PARAM_COUNT), only read here: the
-// tensors that are not trained, the last row the whole model's; NULL: none. Too large a model ends the program.
+// Creates a model and plans its memory; plan_place and gpt_allocate come next. gpt_destroy frees the model and
+// `policy`. config is copied, but its strings and *dev must outlive the model. frozen (L + 1, PARAM_COUNT) says which
+// tensors are not trained, the whole model's in its last row; NULL if all are trained. It is only read here. Ends the
+// program if the model is too large.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -360,8 +362,8 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
 
 // ---- Memory ----
 
-// Allocates the arenas of the placed plan, and sets initial parameters and states. Waits for the device. With several
-// ranks gpt_connect follows. Ends the program where the memory does not fit.
+// Allocates the memory of the placed plan, and sets initial parameters and optimizer states. Waits for the device. With
+// several ranks, gpt_connect comes next. Ends the program if the memory does not fit.
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.states.bus_gbps, m->dev);
@@ -394,14 +396,14 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Gives the allocated model the open collectives, and these their scratch. collectives_close comes before gpt_destroy.
+// Connects the model to the open collectives, and gives these scratch of its memory: close them before gpt_destroy.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
-// Waits for all updates and the device, also where no copy is kept; then copies this rank's part of the state into the
-// copy for checkpoints, in host memory, if the model keeps one. Returns when the copy is done.
+// Copies this rank's part of the training state into the copy, in host memory, from which checkpoints are written, if
+// the model keeps one. Returns when the copy is done. Waits for all updates and the device in any case.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
@@ -409,7 +411,7 @@ static void gpt_copy_state(struct gpt *m) {
         optimizer_copy_take(&m->copy, &m->optimizer);
 }
 
-// Frees the model, its arenas and its policy. The collectives are closed before, the device stays open.
+// Frees the model, its memory and its policy. Close the collectives before. The device stays open.
 static void gpt_destroy(struct gpt *m) {
     gpt_free_graphs(m);
     timeline_free(&m->timeline);

@@ -1,7 +1,7 @@
 // The memory of a training step, planned before anything is allocated. The schedule of a step runs once in plan mode:
-// each op starts a phase, each access of a buffer is a touch, nothing is computed. So the lifetimes come from the code
-// that will run. plan_place then finds an offset for every buffer, such that buffers that never live together may share
-// bytes. Each arena is one allocation. What is offloaded has a buffer in host memory too; bytes copied are counted.
+// each op starts a phase, each access of a buffer is a touch, and nothing is computed. So the lifetimes come from the
+// code that will run. plan_place then finds an offset for every buffer, such that buffers that never live together may
+// share bytes. Each arena is one allocation. Offloaded data has buffers in host memory too.
 #pragma once
 #include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
@@ -15,11 +15,11 @@
 #include <stdlib.h>                        // calloc, realloc, free, qsort
 #include <string.h>                        // memcpy, memset, strncmp, strnlen
 
-// An arena lies in one of two memories. On the cpu target the device's is the host's, and offloading saves nothing.
+// An arena lies in one of two memories. On the cpu target these are one memory, and offloading saves nothing.
 enum plan_memory { MEMORY_DEVICE, MEMORY_HOST, MEMORY_COUNT };
 
-// An arena is one allocation. Columns: id; name; memory; whether its buffers are packed by their lifetimes: those that
-// live within a step, such as activations and workspace. Buffers of other arenas live from start-up to the end.
+// An arena is one allocation. Columns: id; name; memory; packed. The buffers of a packed arena live for some phases
+// only, as activations and workspace do, and are packed by lifetime. Other buffers live from start-up to the end.
 #define ARENA_ROWS(ROW)                                                                                                \
     ROW(PARAMETERS, "parameters", MEMORY_DEVICE, false)                                                                \
     ROW(GRADIENTS, "gradients", MEMORY_DEVICE, false)                                                                  \
@@ -41,7 +41,7 @@ enum {
     PLAN_NAME_CHARS = 48,
     PLAN_ALIGNMENT = 256 // a vector register, an AMX tile row, what cuBLASLt assumes of its operands
 };
-// Returns the bytes of a buffer's part rounded up to PLAN_ALIGNMENT, so that the next part is aligned as a buffer.
+// Returns the bytes of a buffer's part, rounded up to PLAN_ALIGNMENT so that the next part is aligned as buffers are.
 static inline size_t plan_aligned(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
@@ -64,14 +64,14 @@ struct plan_transfer {
     char name[PLAN_NAME_CHARS];
 };
 
-// The time of a training step that a plan's user predicts, for the reports. step_ms 0: it is not predicted.
+// A prediction of a training step's time by the plan's user, for the reports. step_ms is 0 where there is none.
 struct plan_prediction {
     double step_ms, micro_step_ms, update_ms, tokens_per_s;
     double to_host_bytes, to_device_bytes; // over the bus in a step
     const char *rates;                     // what it is predicted by
 };
 
-// A phase of a step. group: the caller's number of a kind of phases; layer -1: of no layer.
+// A phase of a step. group is the caller's number of this kind of phase. layer is -1 if the phase is of no layer.
 struct plan_phase {
     int group, layer;
     char name[PLAN_NAME_CHARS];
@@ -105,35 +105,36 @@ struct plan {
 
 // ---- recording ----
 
-// Makes *plan empty, for plan_free; frees nothing. Out of memory or beyond 2^64 bytes functions below end the program.
+// Makes *plan empty, without freeing what it had; plan_free frees it. The functions below end the program if memory
+// runs out, or if sizes add up to more than 2^64 bytes.
 static void plan_begin(struct plan *plan);
 // Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);
 
 // Adds a buffer and returns its id. A buffer of a packed arena has no lifetime, and takes no bytes, until it is
-// touched. Names are copied, cut to PLAN_NAME_CHARS - 1 characters. layer -1: of no layer.
+// touched. Names are copied, cut to PLAN_NAME_CHARS - 1 characters. layer is -1 if the buffer is of no layer.
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index. group: a kind of phases, the caller's number; layer -1: none. Copies `name`.
+// Begins a phase and returns its index. group is the caller's number of its kind; layer -1: no layer. Copies `name`.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
-// Declares phases `first` to the current one a loop, when one round of them is recorded. A buffer touched in the loop
-// and outside is live in all of it; a buffer touched only in the loop keeps nothing between rounds.
+// Declares that the phases from `first` to the current one, recorded once, run as a loop. A buffer touched in the loop
+// and outside lives in all of it. A buffer touched only in the loop keeps nothing from round to round.
 static void plan_add_loop(struct plan *plan, int first);
 
-// Makes a buffer live from its first touch to the current phase; without a phase begins one. Ignores a negative id.
+// Makes a buffer live from its first touch to the current phase. Begins one if there is none. Ignores a negative id.
 static void plan_touch(struct plan *plan, int id);
 
-// Adds a copy that the current phase (there must be one) begins; waited_phase is -1. Returns the copy's index.
+// Adds a copy that the current phase begins, with waited_phase -1. There must be a phase. Returns the copy's index.
 static int plan_add_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
-// Sets every offset, and every arena's size, the peaks, lower bounds and peak phase. Work bounds the search, not time:
-// mostly milliseconds, at worst tenths of a second. The same schedule has the same plan everywhere.
+// Sets all offsets, arena sizes, peaks, lower bounds and the peak phase. The search is bounded by work, not by time, so
+// that a schedule has the same plan everywhere. It takes milliseconds, at worst tenths of a second.
 static void plan_place(struct plan *plan);
-// Does as plan_place, but places no packed arena: bytes and offsets in packed arenas become 0, and the peaks lack them.
+// Does what plan_place does but for packed arenas: their sizes and offsets become 0, and the peaks leave them out.
 static void plan_set_bounds(struct plan *plan);
 
 // Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
@@ -141,10 +142,10 @@ static const char *plan_arena_name(enum plan_arena arena);
 static enum plan_memory plan_arena_memory(enum plan_arena arena);
 static bool plan_arena_is_packed(enum plan_arena arena);
 
-// Whether the buffer has a place in its arena, even for 0 bytes: in a packed arena only where a phase touched it.
+// Whether the buffer has a place in its arena, even for 0 bytes. In a packed arena, only touched buffers have one.
 static bool plan_owns_bytes(const struct plan_buffer *buffer);
 
-// Whether the buffer's offset depends on its lifetime: it is of a packed arena, touched, and not empty.
+// Whether the buffer's offset depends on its lifetime: it is in a packed arena, was touched, and is not empty.
 static bool plan_is_packed(const struct plan_buffer *buffer);
 
 // ---- arenas ----
@@ -154,20 +155,20 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates a placed plan's arenas, for arenas_free: zeroed, but unset on a GPU. Too little memory ends the program.
+// Allocates a placed plan's arenas, zeroed except on a GPU; arenas_free frees them. Too little memory ends the program.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// Returns a buffer's address; NULL: id below 0, *arenas zeroed, an empty arena, or packed and touched by no phase.
+// Returns a buffer's address; NULL for a negative id, an empty or unallocated arena, or a packed buffer never touched.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
-// Returns the bytes of the device's memory that a plan may take now; on the cpu target the host's, SIZE_MAX: not known.
+// Returns how many bytes of the device's memory (cpu target: the host's) a plan may take now; SIZE_MAX if unknown.
 static size_t device_available_bytes(struct device *dev);
-// Returns by how many bytes the GPU's use has grown since device_open, other processes' included (the peak, as a run's
-// use never falls); on the cpu target this process's peak resident set size, 0: not known.
+// Returns the peak memory use in bytes. On a GPU it is the growth of use, by any process, since device_open, as a run's
+// use never falls. On the cpu target it is this process's peak resident set size, 0 if unknown.
 static size_t device_peak_bytes(struct device *dev);
-// Returns the bytes of the host's memory that each of `ranks_on_host` ranks may plan for now: an equal part of what
-// machine, cgroups and limits leave; SIZE_MAX: not known. On the cpu target the device's arenas share them.
+// Returns how many bytes of host memory each of `ranks_on_host` ranks may plan for now: an equal part of what the
+// machine, cgroups and limits leave; SIZE_MAX if unknown. On the cpu target the device's arenas share it.
 static size_t host_available_bytes(int ranks_on_host);
 
 // ---- Recording ----
@@ -186,6 +187,7 @@ static void plan_free(struct plan *plan) {
     plan_begin(plan);
 }
 
+// Returns `array` with room for one element more than `count`. Moves it, and doubles *capacity, if it was full.
 static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     if (count < *capacity)
         return array;
@@ -215,7 +217,7 @@ static void plan_cut_name(char *out, const char *name) {
     out[n] = 0;
 }
 
-// Returns the index of a category, which is added where it is new. Names are compared as far as they are kept.
+// Returns the index of a category, which is added if it is new. Compares names as far as a plan keeps them.
 static int plan_category(struct plan *plan, const char *name) {
     for (int i = 0; i < plan->category_count; i++)
         if (strncmp(plan->categories[i], name, PLAN_NAME_CHARS - 1) == 0)
@@ -328,8 +330,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 
 // ---- Placing ----
 
-// tick_of[p] = the index, from 0 on, of the arena's last tick up to phase p; -1: none. tick_of (phase_count): zeroed by
-// the caller. A tick is a phase in which a lifetime of the arena's packed buffers begins. Returns the number of ticks.
+// Counts the arena's ticks: the phases in which the lifetime of a packed buffer begins. Returns their number. tick_of
+// (phase_count), zeroed by the caller, gets the index of the last tick up to each phase, or -1 if there is none.
 static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -342,8 +344,8 @@ static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_
     return ticks;
 }
 
-// Makes an item (id: the buffer's; bytes; lifetime in ticks) of each packed buffer of an arena; returns their number.
-// tick_of: by plan_ticks; items: (plan->count). Ends the program where their bytes, and so an address, may exceed 2^64.
+// Fills items (plan->count) with an arena's packed buffers: id, bytes, lifetime in ticks. Returns their number. tick_of
+// (phase_count) is from plan_ticks. Ends the program if the buffers together have more than 2^64 bytes.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *tick_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -361,7 +363,7 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
     return count;
 }
 
-// Returns the largest sum of live items, in bytes. *tick = the first tick that reaches it; without items it stays.
+// Returns the largest sum of live items, in bytes. Sets *tick to the first tick with this sum, if there are items.
 static size_t plan_bound(const struct plan_packing *packing, int *tick) {
     size_t *change = (size_t *)plan_allocate((size_t)packing->ticks + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
@@ -379,8 +381,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *tick) {
     return most;
 }
 
-// Places a packed arena: sets its buffers' offsets and its size, 0 before; without `places` sets neither. Returns the
-// arena's lower bound. *peak_phase = the first phase with the largest sum of live buffers; -1: no buffer is live.
+// Places a packed arena if `places`: sets its buffers' offsets and its size, which the caller has set to 0. Returns the
+// arena's lower bound. *peak_phase becomes the first phase with the largest sum of live buffers, -1 if none ever lives.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *tick_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *tick_of);
     struct plan_packing packing;
@@ -418,8 +420,7 @@ static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool p
     return packing.bound;
 }
 
-// Sets peaks, lower bounds and peak_phase, and offsets of buffers and bytes of arenas: buffers that live throughout lie
-// one behind the other, the others are packed. places false: packed arenas and buffers get 0, and peaks lack them.
+// Does what plan_place does if `places`, else what plan_set_bounds does.
 static void plan_place_arenas(struct plan *plan, bool places) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
     for (int i = 0; i < plan->count; i++) {

@@ -12,8 +12,8 @@
 #include <stdlib.h>                   // calloc, free, strtol, qsort
 #include <string.h>                   // strcmp, strlen
 
-// A layer keeps, in one of these forms, those inputs of its linear layers that no other op of its backward reads.
-// Inputs in FP8 are transposed, as wgrad reads inputs. KEPT_FP8_ATTENTION: what attention reads and makes is FP8, too.
+// The forms in which a layer keeps inputs of its linear layers, if no other op of its backward reads them. FP8 is kept
+// transposed, as the weight's gradient needs it. KEPT_FP8_ATTENTION: attention's inputs and output are FP8, too.
 enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS, KEPT_FP8_ATTENTION };
 
 // The shape of a layer, on which the sizes in the table depend.
@@ -29,8 +29,8 @@ struct layer_shape {
     bool parallel;                // attention and MLP read the same residual stream
     int qk_statistics;            // floats per token that the backward of q's and k's norm reads; 0: they have none
     double keys;                  // that a query sees, on average over queries and layers
-    enum kept_input kept_input;   // of this layer; of a model's shape: KEPT_FLOATX, as in its evaluation
-    enum kept_input fp8_input;    // of a model: in the training of layers [fp8_first, fp8_end)
+    enum kept_input kept_input;   // the layer's form; in a model's shape KEPT_FLOATX, as in its evaluation
+    enum kept_input fp8_input;    // the form in training of the model's layers [fp8_first, fp8_end)
     int fp8_first, fp8_end;
 };
 // Returns the shape of a model's layer l in training: the model's shape, with the layer's own kept_input.
@@ -39,10 +39,10 @@ static inline struct layer_shape layer_shape_at(const struct layer_shape *model,
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
     return s;
 }
-// The elements of an activation. INPUT: a linear layer's input that no other op of the backward reads; ATTENTION:
-// what attention reads or makes, both floatX or FP8 (enum kept_input). SAVED: what attention keeps for its backward.
+// The elements of an activation. INPUT: a linear layer's input that no other op of the backward reads. ATTENTION: what
+// attention reads or makes. These are floatX or FP8 (enum kept_input). SAVED: what attention keeps for its backward.
 enum elements { ELEMENTS_FLOATX, ELEMENTS_FP32, ELEMENTS_INPUT, ELEMENTS_ATTENTION, ELEMENTS_SAVED };
-// Returns the bytes per token of a kept input of `width` elements; blocks' scales: 4 bytes an element every 128 tokens.
+// Returns the bytes per token of a kept input of `width` elements. FP8 in blocks adds a 4-byte scale per 128 elements.
 static inline int64_t input_bytes(const struct layer_shape *s, int64_t width) {
     switch (s->kept_input) {
     case KEPT_FLOATX: return width * s->x;
@@ -64,20 +64,20 @@ static inline int64_t elements_bytes(const struct layer_shape *s, enum elements 
     return 0;
 }
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
-// The number of columns of the MLP's first matmul; with a gated activation the gate's, then the up projection's.
+// The number of columns of the MLP's first product. With a gated activation: the gate's, then the up projection's.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
-// The modules of --recompute-modules. Columns: id; name. A module drops the activations that name it in their rows
-// below. FIRST stands for ROW in the first row, for lists with separators.
+// The modules of --recompute-modules. Columns: id; name. A row of the activations below names the modules that drop the
+// activation. FIRST stands for ROW in the first row, for lists with separators.
 #define MODULE_ROWS(FIRST, ROW)                                                                                        \
     FIRST(CORE_ATTN, "core_attn")                                                                                      \
     ROW(NORM, "norm")                                                                                                  \
     ROW(ACTIVATION, "activation")                                                                                      \
     ROW(MLP, "mlp")                                                                                                    \
     ROW(QKV, "qkv")
-// The modules that selective recomputes where none are named. Unfused attention keeps T x T probabilities: there
-// selective recomputes attention's core, as Korthikanti et al. do (2022, "Reducing Activation Recomputation in Large
-// Transformer Models", arXiv 2205.05198, section 5). Flash and fused attention keep a number a row instead.
+// The modules that --recompute-granularity selective recomputes if none are named. With unfused attention, which makes
+// T x T probabilities, it is attention's core, as in Korthikanti et al. (2022, "Reducing Activation Recomputation in
+// Large Transformer Models", arXiv 2205.05198, section 5). Flash and fused attention keep only a number per row.
 #define RECOMPUTE_MODULES_DEFAULT "norm,activation"
 #define RECOMPUTE_MODULES_UNFUSED "core_attn"
 
@@ -102,18 +102,16 @@ static const char *const module_names[NUM_MODULES] = {
 };
 
 // One row per activation. Columns: id; name; category in the reports; modules that drop it; what its elements are and
-// their number per token; matmul and attention flops per token to recompute it; bytes of memory traffic per token to
-// recompute it; the activations that it is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's
-// input: the OUT of the layer before, not stored twice. The last matmul of the MLP belongs to OUT; no backward reads
-// OUT of its own layer, so full recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both
-// whenever either is needed; its cost is in ATT's row. RoPE rotates q and k in place, in the phase that makes what
-// attention reads: QKV, or QKN where q and k are normed. An activation that a shape does not have is a row of 0
-// elements, as is MID with parallel residuals, where only the next op reads the sum. A row by itself makes nothing:
-// block.cuh's block_forward makes the activation, and where one op makes two, activation_cost says so.
-// ROWS_OF is what a product that is computed again is made from. The product reads its input's row form. FP8 keeps only
-// the column form: then the input is made again from its own source.
+// their number per token; flops of matmuls and attention, then bytes of memory traffic, per token to recompute it; the
+// activations that it is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the
+// layer before, not stored twice. The MLP's last product belongs to OUT, which no backward of its own layer reads: full
+// recomputation skips it. One op makes SOFTMAX and ATT if either is needed; its cost is in ATT's row. RoPE rotates q
+// and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An activation
+// that a shape does not have has 0 elements, as MID with parallel residuals, where only the next op reads the sum.
+// ROWS_OF is what a recomputed product is made from: its input `id`, where that is kept in floatX. FP8 keeps only the
+// input's column form, and the product reads the row form: then the input is made again, from its `source`.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
-// UNNORMED: attention reads QKV, but where q and k are normed QKN; the norm's backward then reads QKV.
+// UNNORMED is for QKV. Attention reads QKV, but where q and k are normed QKN; then the norm's backward reads QKV.
 #define ELEMENTS_UNNORMED (s->qk_statistics ? ELEMENTS_FLOATX : ELEMENTS_ATTENTION)
 #define PROJECTION_INPUT BIT(ATT) // what the attention projection reads
 #define ACTIVATION_ROWS(ROW)                                                                                           \
@@ -173,7 +171,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-// Returns an activation's row for a layer of shape s; if the layer has none, only the bytes are 0. ACT_COUNT: all 0.
+// Returns an activation's row for a layer of shape s. If the layer lacks the activation, only bytes_per_token is 0.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -203,7 +201,7 @@ static uint32_t activation_present(const struct layer_shape *s) {
             present |= 1u << id;
     return present;
 }
-// Returns the bytes per token of a set of one layer's activations; what the layer does not have counts 0.
+// Returns the bytes per token of a set of one layer's activations. Activations that the layer does not have count 0.
 static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -212,8 +210,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// Returns the set to produce in order to have `wanted` where `kept` is there: the activations of this shape that are
-// missing and, of what they are made from, again what is missing. The layer's input (ACT_INPUT) is never in the set.
+// Returns the activations to produce in order to have `wanted`, where `kept` and the layer's input are there: the
+// missing part of `wanted`, as far as this shape has it, then the missing part of its sources, and so on.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     produce &= activation_present(s);
@@ -228,8 +226,8 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 
 // ---- Policies ----
 
-// Reads the next range of an option's list of layers such as 0-3,8: *first <= *last are its ends, which are not checked
-// against a model. *at, at first `list`, moves past range and comma. Text that is no such list ends the program.
+// Reads the next range of a list of layers such as 0-3,8, the value of `option`, into *first and *last, not checked
+// against a model. *at, at first `list`, moves past the range and its comma. A malformed list ends the program.
 static inline void recompute_next_layers(const char *option, const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
@@ -248,7 +246,7 @@ static inline void recompute_next_layers(const char *option, const char *list, c
     *at = end + more;
 }
 
-// Returns the modules that `list`, the text given to `option`, names by commas; "": none. Other text ends the program.
+// Returns the set of modules in `list`, such as norm,mlp, the value of `option`. Ends the program for an unknown name.
 static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = list; *word;) {
@@ -267,20 +265,20 @@ static inline uint32_t recompute_read_modules(const char *option, const char *li
     return modules;
 }
 
-// Returns the set of modules that --recompute-modules' text names; "": the default, which depends on whether attention
-// keeps its probabilities (materialized). Another text ends the program.
+// Returns the set of modules in `list`, the value of --recompute-modules. If it is empty, returns the default, which
+// depends on whether attention keeps its probabilities (materialized). Ends the program for an unknown name.
 static inline uint32_t recompute_modules_of(const char *list, bool materialized) {
     const char *const usual = materialized ? RECOMPUTE_MODULES_UNFUSED : RECOMPUTE_MODULES_DEFAULT;
     return recompute_read_modules("--recompute-modules", *list ? list : usual);
 }
 
-// An entry of --recompute-layer-modules, as norm,activation:0-11;full:12-15,20. recompute_next_layers reads `layers`.
+// An entry of --recompute-layer-modules, such as full:12-15,20. recompute_next_layers reads `layers`, here 12-15,20.
 struct recompute_entry {
     bool full;        // the layers keep only their input
     uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
-// Reads the entry at *at of `list`, of --recompute-layer-modules; moves *at past its `;`. Other text ends the program.
+// Reads the entry at *at of `list` (--recompute-layer-modules); moves *at past its `;`. A bad entry ends the program.
 static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
@@ -313,38 +311,39 @@ struct recompute_policy {
 
 // Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_none(int num_layers);
-// Returns a full policy, for policy_free: `group` layers at a time (fewer at the end) keep only their last layer's OUT.
+// Returns a policy of full recomputation by groups of `group` layers; the last group may be smaller. A group keeps only
+// the OUT of its last layer. policy_free frees the policy.
 static struct recompute_policy policy_uniform(int num_layers, int group);
-// Returns a full, block policy, for policy_free: the first n <= num_layers layers keep only OUT, the others all.
+// Returns a policy of full recomputation for n <= num_layers first layers: they keep only OUT. policy_free frees it.
 static struct recompute_policy policy_block(int num_layers, int n);
-// Returns a full policy, for policy_free: layers of a list such as 0-3,8 keep only OUT, the others all. A malformed
-// list, or one with layers that the model does not have, ends the program.
+// Returns a policy of full recomputation in the layers of a list such as 0-3,8, which keep only OUT. policy_free frees
+// it. Ends the program if the list is malformed, or has a layer that the model lacks.
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
-// Returns a selective policy: all layers drop the activations of a set of modules. policy_free frees it.
+// Returns a policy by which all layers drop the activations of a set of modules. policy_free frees it.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
-// Returns a selective policy by layers, for policy_free, from a list such as norm,activation:0-11;full:12-15. A layer's
-// last entry counts; other layers keep all. A malformed list, or one with layers the model lacks, ends the program.
+// Returns the policy of a list such as norm,activation:0-11;full:12-15. A layer's last entry counts; layers without an
+// entry keep all. policy_free frees it. A malformed list, or a layer that the model lacks, ends the program.
 static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
-// Writes a policy, whose groups are single layers, into the `n` bytes of `out` as policy_of_layer_modules reads it, cut
-// to what fits: ranges of equal layers in order; "" where all keep everything. Returns `out`.
+// Writes a policy as the list that policy_of_layer_modules reads, cut to the `n` bytes of `out`: equal layers as one
+// range, and "" if all layers keep everything. Each of the policy's groups must be one layer. Returns `out`.
 static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                         const struct layer_shape *s);
-// Returns a policy, for policy_free: layers [0, n) keep kept_first, others kept_rest. Its description is policy_none's.
+// Returns a policy, described as policy_none is: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
 // Whether layer l is the last layer of its group of layers that are recomputed together.
 static bool policy_is_group_last(const struct recompute_policy *policy, int l);
-// Returns the set that layer l recomputes: for its backward and, in mid-group, the next layer. s: the model's shape.
+// Returns what layer l recomputes: for its backward and, inside a group, for the next layer. s is the model's shape.
 static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s);
-// Returns the bytes per token that all layers together keep from forward to backward. s: the model's shape.
+// Returns the bytes per token that all layers together keep from forward to backward. s is the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the cost per token, in flops, of making the activations of a set, but not what they are made from; SOFTMAX in
-// the set adds ATT, as one op makes the two. A byte of memory traffic costs flops_per_byte.
+// Returns the cost per token, in flops, of making a set of activations from their sources, which cost nothing. A byte
+// of memory traffic costs flops_per_byte. SOFTMAX in the set counts ATT as well, since one op makes the two.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
-// Returns the fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two from 256 on, for which chunks
-// cost at most 1 % of the time of a layer that is recomputed in full; 0: a chunk would have all `tokens`.
+// Returns a default for --mlp-chunk-tokens: the smallest power of two, at least 256, whose chunks add at most 1 % to
+// the time of a fully recomputed layer. Returns 0, for no chunks, if that is `tokens` or more.
 static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
 
 // Returns the activations of this shape that a set of modules drops; no module drops the statistics of a norm.
@@ -353,10 +352,10 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
 enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
-// kept = the sets of activations that a layer of shape s may keep in the search for a policy within a budget; returns
-// their number. The candidates drop each subset of the modules, or all but the output. Returned are the candidates on
-// the lower convex hull of bytes and cost, which no mixture of two others beats in both, by falling bytes and rising
-// cost. The first keeps all. flops_per_byte: the machine's balance.
+// Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, and returns their number: the
+// choices of a search for a policy within a budget. The first set keeps all; then bytes fall and cost rises. Candidates
+// drop each subset of the modules, or all but OUT. Only those on the lower convex hull of bytes and cost remain, as
+// mixtures of layers beat the others. flops_per_byte: how many flops take as long as a byte of memory traffic.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {
@@ -391,7 +390,6 @@ static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, 
     return activation_closure(wanted, policy->kept[l], &layer);
 }
 
-// Sets what layer l keeps to its output only, which is the next layer's input.
 static void policy_keep_only_output(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
 static struct recompute_policy policy_uniform(int num_layers, int group) {

@@ -1,7 +1,7 @@
-// train_gpt: trains, evaluates or samples a GPT on a target (cpu, cuda) and in a precision. This file is compiled
-// several times. Without ENGINE it is main, which reads the options and calls one copy of the engine. With ENGINE
-// defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy: floatX has the
-// copy's precision, and the entry point is named ENGINE.
+// train_gpt: the program that trains a GPT, evaluates it or generates text with it. This file is compiled several
+// times. Without ENGINE it is main, which reads the options and calls one copy of the engine. With ENGINE defined, as
+// train_cpu_fp32, it is the copy for this target and precision: floatX is the copy's number type, and its entry point
+// is named ENGINE. A suffix of the name tells a higher level of instruction sets.
 #include "config/resolve.h" // config_read, config_resolve
 #include "run/engine.h"     // the copies of the engine
 
@@ -25,9 +25,8 @@ static bool reader_is_gone(void) {
     return poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
 }
 
-// Flushes stdout where it is the run's result (a plan, a loss, samples; not training's), and ends the program where it
-// could not be written, as on a full disk. A reader that has closed its pipe (EPIPE), as head does, is no error. After
-// an earlier write that failed only ferror() tells so, without a reason.
+// Ends the program if a run's result (a plan, a loss or samples) could not be written to stdout, as on a full disk. It
+// is no error if the reader, such as head, has closed its pipe. Where an earlier write failed, its reason is lost.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
@@ -38,7 +37,7 @@ static void check_printed(const struct config *config) {
         fail("the standard output cannot be written: %s", reason ? strerror(reason) : "an earlier write failed");
 }
 
-// Prints what --version adds: commit, compiler, engines for CPUs, libraries, and what the build has for GPUs.
+// Prints what --version adds: the commit, compiler, engines for CPUs and libraries, and what the build has for GPUs.
 static void describe_build(void) {
     version_print();
     cuda_print_build();
@@ -94,8 +93,8 @@ int main(int argc, char **argv) {
 #include "run/tune.cuh"         // the matrix products' algorithms
 #include "run/validate.cuh"     // validation
 
-// Trains the planned model, from opening the data to the last checkpoint. Returns the exit status: EXIT_FAILURE where a
-// checkpoint failed, EXIT_STOPPED where --train-steps were not reached without --early-stop. Every rank calls this.
+// Trains the planned model, from opening the data to the last checkpoint. Returns EXIT_FAILURE if a checkpoint failed,
+// EXIT_STOPPED if the run ended before --train-steps, unless by --early-stop, else EXIT_SUCCESS. Every rank calls this.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -141,7 +140,8 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : ended ? EXIT_SUCCESS : EXIT_STOPPED;
 }
 
-// Loads the model; prints validation loss and scores, if any. Returns EXIT_STOPPED after a signal. All ranks call this.
+// Loads the planned model, and prints its validation loss and the scores that were asked for. Returns EXIT_STOPPED
+// after a signal, else EXIT_SUCCESS. Every rank calls this.
 static int run_evaluation(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -159,14 +159,14 @@ static int run_evaluation(struct run *r) {
     return EXIT_SUCCESS;
 }
 
-// Loads the planned model; prints each prompt and up to new_tokens more. Returns the exit status. All ranks call this.
+// Loads the model; prints each prompt and up to new_tokens tokens more. Returns the exit status. Every rank calls this.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
 
-// Loads the planned model; answers --chat's turns in at most new_tokens tokens each. One rank. Returns the exit status.
+// Loads the model, and chats: an answer has at most new_tokens tokens. One rank only. Returns the exit status.
 static int run_chat(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);

@@ -45,7 +45,7 @@
     X(RECOMPUTE_METHOD_BLOCK, "block")
 #define PLANS(X) X(PLAN_NONE, "false") X(PLAN_SUMMARY, "true") X(PLAN_FULL, "full") // --plan
 #define DEVICES(X) X(DEVICE_AUTO, "auto") X(DEVICE_CPU, "cpu") X(DEVICE_CUDA, "cuda")
-// WITH_: PRECISION_BF16 is a macro of the compiler's command line.
+// The prefix is WITH_, since PRECISION_BF16 is a macro of the compiler's command line.
 #define PRECISIONS(X) X(WITH_AUTO, "auto") X(WITH_BF16, "bf16") X(WITH_FP32, "fp32")
 #define CHECKPOINT_DTYPES(X) X(CHECKPOINT_AUTO, "auto") X(CHECKPOINT_BF16, "bf16") X(CHECKPOINT_FP32, "fp32")
 #define FP8_FORMATS(X) X(FP8_FORMAT_NONE, "none") X(FP8_FORMAT_HYBRID, "hybrid") X(FP8_FORMAT_E4M3, "e4m3")
@@ -57,7 +57,7 @@
 #define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
 #define FP8_ATTENTIONS(X)                                                                                              \
     X(FP8_ATTENTION_NONE, "none") X(FP8_ATTENTION_FORWARD, "forward") X(FP8_ATTENTION_FULL, "full")
-// MAIN_, MOMENT_: without a prefix BF16 would be a macro of some compilers' headers.
+// The prefixes are MAIN_ and MOMENT_, since BF16 without a prefix would be a macro of some compilers' headers.
 #define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
 #define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
 #define OPTIMIZERS(X) X(OPTIMIZER_ADAM, "adam") X(OPTIMIZER_MUON, "muon")

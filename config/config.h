@@ -34,20 +34,20 @@ struct config {
     struct process_options processes;
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
-    bool typed[CONFIG_ROWS_MAX]; // given, before the options of a model's folder were added, which are given too then
-    bool fp8_attention_forward;  // the environment makes --fp8-dot-product-attention full forward
+    bool typed[CONFIG_ROWS_MAX]; // given by the command line or --config: a model's folder sets more of `given` later
+    bool fp8_attention_forward;  // the environment turns --fp8-dot-product-attention full into forward
     void *file;                  // the json_t of --config, which strings point into and nothing frees; NULL: none
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
-    int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
+    int prompt_tokens;           // in the longest prompt of --generate; 0: not known, and one token is planned
     struct batch_ramp ramp;      // of --global-batch-size and --rampup-batch-size
     unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
-    int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
+    int rank, ranks;             // this process's rank, and how many the job has; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     int out_lock;                // the open file that holds the lock of --out, on rank 0; -1: not taken
-    const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
-    const char *instructions; // that the engine is compiled for, of choose_engine; NULL: not on the cpu target
-    // Returns the run's samples up to the end of --train-epochs epochs; set by main, who can read data; NULL: unknown.
+    const char *precision_reason, *instruction_set_reason; // why choose_engine took these, for the start-up report
+    const char *instructions; // the engine's instruction set, set by choose_engine; NULL: not the cpu target
+    // Returns the run's samples up to the end of --train-epochs epochs. main, which reads data, sets it; NULL: unknown.
     uint64_t (*samples_of_epochs)(const struct config *config);
 };
 
@@ -536,7 +536,7 @@ static inline int config_row_at(size_t offset) {
 // Whether the user set the option with this field, as training.seed, rather than a preset or the default.
 #define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
 
-// Returns the learning rate's schedule, of resolved options.
+// Returns the learning rate's schedule. The options must be resolved.
 static inline struct schedule config_schedule(const struct config *c) {
     struct schedule schedule;
     schedule.style = c->training.lr_decay_style;
@@ -549,20 +549,20 @@ static inline struct schedule config_schedule(const struct config *c) {
     return schedule;
 }
 
-// Whether the run generates text and does nothing else: --generate, --chat.
+// Whether the run only generates text, by --generate or --chat.
 static inline bool config_generates(const struct config *c) { return *c->evaluation.generate || c->evaluation.chat; }
 // Whether the run updates parameters, or would do so without --plan.
 static inline bool config_trains(const struct config *c) {
     return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
-// Returns the name, without dashes, of the option that keeps the run from training. Only where config_trains is false.
+// Returns the name, without dashes, of the option that keeps a run from training. config_trains must be false.
 static inline const char *config_other_run(const struct config *c) {
     return c->evaluation.eval_only     ? "eval-only"
            : *c->finetuning.lora_merge ? "lora-merge"
            : c->evaluation.chat        ? "chat"
                                        : "generate";
 }
-// Whether the run scores tasks (--eval-tasks, also in a run that trains) or texts (--perplexity), token by token.
+// Whether the run scores tasks (--eval-tasks, also while it trains) or texts (--perplexity), token by token.
 static inline bool config_scores(const struct config *c) {
     return *c->evaluation.eval_tasks || *c->evaluation.perplexity;
 }

@@ -1,7 +1,7 @@
-// config.json, which a run writes into --out, and --config, which reads it or a file that a user wrote: an object with
-// a member for each option; one without a member has its default. A run's file has all options as they were resolved,
-// and two members by which it reads back as what the user gave: "given" has these options' names, "left_open" the
-// values that the run chose for others. A value edited since counts as given. A file without "given" gives all it has.
+// A file of options: config.json, which a run writes into --out, or a file that a user wrote; --config reads either. It
+// is an object with a member for each option; an option without one has its default. A run's file has all options as
+// resolved. Two more members tell what the user gave: "given" names these options, "left_open" has values that the run
+// chose for others. A value edited later counts as given. In a file without "given" all options count as given.
 #pragma once
 #include "config/config.h"            // struct config
 #include "runtime/files/file_read.h"  // is_pipe, read_whole
@@ -47,7 +47,8 @@ static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether "given" has a row: typed, changed by auto, or first weights found; no --out, --resume, --new-data, --config.
+// Whether "given" lists a row's option: the user gave it, --recompute-granularity auto changed it, or it names the
+// first weights. --out, --resume, --new-data and --config, which are of one run, are never listed.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -95,7 +96,7 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option to a text, which a string option then points to, or adds it to a list. A wrong text ends the program.
+// Sets an option to a text, to which strings then point, or adds it to a list. A wrong text ends the program.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -121,7 +122,7 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option (a list must be empty) to a member's value; strings may point into it. A wrong value ends the program.
+// Sets an option to a JSON value, into which strings may point, or adds it to a list. A wrong value ends the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -161,7 +162,8 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the run chose the value: not in `given` (NULL: false), and left_open's, else default. Errors end the program.
+// Whether the run, not the user, chose a value in the file: the option is not in `given`, and its value is the one in
+// left_open, or if there is none the default. False if `given` is NULL. A wrong member ends the program.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -181,8 +183,9 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets, and counts as given, options in --config's file, unless given before, or left open by the file's run and not
-// edited since. Strings point into config->file, set here. No --config, an unreadable file, a wrong entry end the run.
+// Sets the options that --config's file has, and marks them as given. Leaves options that are given already, and those
+// that the file's run chose by itself. Strings point into config->file, which is set here. Ends the program if --config
+// is not given, or if the file can't be read or is wrong.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <limits.h>        // INT_MAX
 
-// Returns the least number of steps, not 0, of at least `samples` samples, by c->ramp; INT_MAX: too many to count.
+// Returns the fewest steps, at least 1, that take `samples` samples with c->ramp's batches; INT_MAX: too many to count.
 static inline int config_steps_of(const struct config *c, uint64_t samples) {
     int64_t low = 0, high = INT_MAX; // too few, enough or all that can be counted
     while (high - low > 1) {
@@ -15,8 +15,8 @@ static inline int config_steps_of(const struct config *c, uint64_t samples) {
     }
     return (int)high;
 }
-// Sets --train-steps to the fewest that take --train-epochs, where given, in a run that trains; the batch is resolved.
-// Ends the program for another --train-steps that is given, and without --train-data or the callback samples_of_epochs.
+// Sets --train-steps to the fewest steps that take --train-epochs, if that is given and the run trains. The batch must
+// be resolved. Ends the program if other --train-steps are given, or if --train-data or samples_of_epochs is missing.
 static inline void config_resolve_epochs(struct config *c) {
     if (c->training.train_epochs <= 0 || !config_trains(c))
         return;

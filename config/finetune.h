@@ -2,7 +2,7 @@
 #pragma once
 #include "config/config.h" // struct config
 
-// A block's modules that an adapter may change, bits of config.lora_modules; q, k and v, or gate and up, may be one.
+// The modules of a block that adapters may change, bits of config.lora_modules. q, k and v, or gate and up, may be one.
 enum lora_module {
     LORA_QKV = 1 << 0, // one module
     LORA_Q = 1 << 1,
@@ -15,18 +15,18 @@ enum lora_module {
     LORA_MLP_PROJ = 1 << 8,
 };
 
-// Returns --lora-alpha; where it is 0, twice the rank.
+// Returns --lora-alpha or, if that is 0, twice the rank.
 static inline double config_lora_alpha(const struct config *c) {
     return c->finetuning.lora_alpha > 0 ? c->finetuning.lora_alpha : 2.0 * c->finetuning.lora_rank;
 }
-// Returns alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732), of a run with LoRA.
+// Returns LoRA's scale: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732).
 static inline double config_lora_scale(const struct config *c) {
     const double alpha = config_lora_alpha(c);
     return c->finetuning.lora_use_rslora ? alpha / sqrt((double)c->finetuning.lora_rank)
                                          : alpha / c->finetuning.lora_rank;
 }
 
-// Whether some parameters are not trained: by --lora-rank or --freeze.
+// Whether --lora-rank or --freeze keeps some parameters from being trained.
 static inline bool config_freezes(const struct config *c) {
     return c->finetuning.lora_rank > 0 || *c->finetuning.freeze;
 }

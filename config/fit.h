@@ -11,16 +11,16 @@ static inline double config_main_bytes(enum config_main_dtype dtype) {
     __builtin_unreachable();
 }
 
-// Whether gradients may be in host memory or bf16: on one rank, or where their units have buffers (--zero-stage 2, 3).
+// Whether gradients may be in host memory or in bf16: on one rank, or with the buffers that --zero-stage 2 and 3 have.
 static inline bool config_may_move_gradients(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 2;
 }
-// Whether parameters may be in host memory: on one rank, or where their units have buffers (--zero-stage 3).
+// Whether parameters may be in host memory: on one rank, or with the buffers that --zero-stage 3 has.
 static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off, unless given, where more than activations is offloaded: its copy takes host memory.
+// Switches --checkpoint-async off, unless given, if more than activations is offloaded, as its copy takes host memory.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))
@@ -56,7 +56,7 @@ static inline void config_check_offload(const struct config *c) {
              config_other_run(c));
 }
 
-// Ends the program where options of offload, state formats or the plan contradict; resolves --checkpoint-async.
+// Ends the program where options of offload, state formats or the plan contradict each other. Sets --checkpoint-async.
 static inline void config_check_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)

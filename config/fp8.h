@@ -30,7 +30,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
     memcpy(options, all, sizeof all);
 }
 
-// Resets options of FP8 that have no use to their defaults, as if not given, except where by_user (CONFIG_ROWS) is set.
+// Resets to defaults, as if not given, the options of FP8 that have no use, except where by_user (CONFIG_ROWS) is set.
 static inline void config_drop_unused_fp8(struct config *c, const bool *by_user) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     config_fp8_options(options, c);
@@ -79,7 +79,7 @@ static inline void config_check_fp8_sizes(const struct config *c) {
                  blocks ? "take --fp8-recipe tensorwise, which needs multiples of 16" : "leave --fp8-format out");
 }
 
-// Ends the program where options leave no layer in FP8. The caller has found that the run trains with --fp8-format.
+// Ends the program if no layer is left in FP8. Call this only for a run that trains with --fp8-format.
 static inline void config_check_fp8_layers(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -90,8 +90,8 @@ static inline void config_check_fp8_layers(const struct config *c) {
             c->fp8.num_layers_at_start_in_bf16, c->fp8.num_layers_at_end_in_bf16, c->model.num_layers);
 }
 
-// Sets c->fp8_attention_forward to whether NVTE_FP8_DPA_BWD is 0 in the environment and attention in FP8 is full; does
-// nothing if it is none. Ends the program for a wrong value there, and for options that FP8 attention does not go with.
+// Sets c->fp8_attention_forward where NVTE_FP8_DPA_BWD=0 in the environment makes full FP8 attention forward only. Does
+// nothing without FP8 attention. A wrong value there, or options that FP8 attention does not go with, end the program.
 static inline void config_resolve_fp8_attention(struct config *c) {
     static const char variable[] = "NVTE_FP8_DPA_BWD", option[] = "--fp8-dot-product-attention";
     const char *value = getenv(variable);
@@ -121,7 +121,7 @@ static inline void config_resolve_fp8_attention(struct config *c) {
             fail("%s does not go with %s: %s, or leave %s out", option, lacks[i].what, lacks[i].change, option);
 }
 
-// Sets FP8's open options, also by NVTE_FP8_DPA_BWD; contradictions end the program. Sizes are resolved; format stays.
+// Sets FP8's options that were left open, but not --fp8-format. Sizes must be resolved. Contradictions end the program.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
 
-// Reads the next finite number of a list such as 1.5,2 at *at, and moves past its comma; false, and *at stays: none.
+// Reads a finite number at *at, in a list such as 1.5,2, and moves *at past its comma. Returns false if there is none.
 static inline bool config_next_number(const char **at, double *value) {
     char *end;
     *value = strtod(*at, &end);
@@ -22,9 +22,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `text`, the value of `option` (--name), marks a layer, from 0 on. text: a list of num_layers 0s and 1s, of
-// which 1 marks, whatever `others` is; a number N, which marks layers N - 1, 2 N - 1, ..., or with `others` all but
-// these; none, which marks no layer, or with `others` all. Another text ends the program.
+// Whether `text`, the value of `option`, marks a layer. text is a list of num_layers 0s and 1s, of which 1 marks; or a
+// number N, which marks layers N - 1, 2 N - 1, ...; or the word none, which marks no layer. `others` inverts what a
+// number or the word none marks, but not what a list marks. Another text ends the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;
@@ -50,7 +50,7 @@ static inline bool config_marks_layer(const char *option, const char *text, int 
     return marked;
 }
 
-// The number of keys that a query of a windowed layer sees, its own too; 0: no window. Bad text ends the program.
+// The number of keys, its own too, that a query sees in a layer with a window; 0: no window. Bad text ends the program.
 static inline int config_window(const struct config *c) {
     const char *at = c->model.window_size;
     double size = 0, right = 0;
@@ -93,7 +93,7 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Returns whether none, forward or all of attention is in FP8, by resolved options, in the layers of config_fp8_layers.
+// Returns whether none, forward or all of attention is in FP8, in config_fp8_layers' layers. Options must be resolved.
 static inline enum config_fp8_attention config_attention_in_fp8(const struct config *c) {
     switch (c->fp8.fp8_dot_product_attention) {
     case FP8_ATTENTION_NONE:

@@ -1,5 +1,5 @@
-// The resolution of options: config_read reads the command line, config_resolve_... set what was left open, by the
-// preset or other options; they, and config_check_..., end the program where options contradict each other.
+// The resolution of options. config_read reads the command line. config_resolve_... set options that were left open.
+// They and config_check_... end the program if options contradict each other.
 #pragma once
 #include "config/config.h"            // struct config
 #include "config/config_file.h"       // config_read_file
@@ -12,7 +12,7 @@
 #include "runtime/machine/say.h"      // say_warning
 #include "runtime/machine/text_add.h" // text_add
 
-// Writes the divisors of n as a text, cut where it is full: "1, 2, 3, 4, 6, 12".
+// Writes the divisors of n, as "1, 2, 3, 4, 6, 12", cut where the text is full.
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
     text[0] = 0;
     for (int d = 1; d <= n; d++)
@@ -20,8 +20,8 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Derives the query groups (0: as many as heads) and the size of a head (0: hidden size / heads). Ends the program
-// where the groups do not divide the heads, that quotient is not whole, or the size of a head is no multiple of 8.
+// Sets query groups of 0 to the number of heads, and a head size of 0 to hidden size / heads. Ends the program if the
+// groups do not divide the heads, the quotient is not whole, or the head size is no multiple of 8.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -43,7 +43,7 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Resets to defaults what this type of RoPE scaling does not use; ends the program where the user gave another value.
+// Resets to defaults the options that this RoPE scaling does not use. Ends the program if the user gave another value.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
@@ -78,7 +78,7 @@ static inline void config_resolve_scaling(struct config *c) {
     }
 }
 
-// Ends the program where rotary settings contradict positions, scaling, the window or each other, all resolved.
+// Ends the program if rotary settings contradict positions, scaling, the window or each other. All must be resolved.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
@@ -132,21 +132,21 @@ static inline void config_check_model(const struct config *c) {
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
 
-// Resets --window-attn-skip-freq and --rotary-base-local, which a preset may set, unless given, if there is no window.
+// Resets --window-attn-skip-freq and --rotary-base-local if there is no window. Keeps a value that the user gave.
 static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.window_attn_skip_freq))
         c->model.window_attn_skip_freq = "none";
     if (config_window(c) == 0 && !config_given(c, model.rotary_base_local))
         c->model.rotary_base_local = 0;
 }
-// Switches a row's bool on where `all`, an option for several, is on and the user did not give the row's own option.
+// Switches a row's option, a bool, on if `all`, an option for several, is on. Keeps a value that the user gave.
 static inline void config_imply(struct config *c, bool all, int row) {
     if (all && !c->given[row])
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Sets model options left open, and raises the positions to --seq-length. Contradictions, such as a given number of
-// learned positions below --seq-length, end the program.
+// Sets the model's options that were left open, and raises --max-position-embeddings to --seq-length. Ends the program
+// for contradictions, as when the user gave fewer learned positions than --seq-length.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -168,8 +168,8 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets, where --plan has --world-size or a number in --plan-gpu, c->ranks to that number and c->rank to 0; else keeps
-// c->ranks, at least 1. Sets --bucket-mib where 0. Contradictions, and too little a --bucket-mib, end the program.
+// Sets c->ranks to the number that --plan plans for, if --world-size or --plan-gpu has one, and c->rank to 0. Else
+// keeps c->ranks, but at least 1. Sets --bucket-mib if it is 0. Contradictions end the program.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
     planned_gpus(c->memory.plan_gpu, &gpus);
@@ -193,8 +193,8 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Sets c->ramp by --rampup-batch-size, three integers, or "": always the resolved global batch. Ends the program for
-// other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the global batch.
+// Sets c->ramp by --rampup-batch-size, three integers; if it is empty, every batch is --global-batch-size. Ends the
+// program for other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the batch.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -222,7 +222,7 @@ static inline void config_resolve_ramp(struct config *c) {
             text, c->ramp.increment, c->ramp.start, c->ramp.batch);
 }
 
-// Sets --global-batch-size, if 0, to c->ranks micro-batches, and c->ramp. A size that is no multiple ends the program.
+// Sets --global-batch-size, if 0, to a micro-batch per rank, and c->ramp. A size that is no multiple ends the program.
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->training.micro_batch_size * c->ranks > 1 << 30)
         fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it",
@@ -240,7 +240,7 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
-// Sets options of the learning rate's schedule that were left open, by --train-steps; contradictions end the program.
+// Sets the learning rate's options that were left open, by --train-steps. Contradictions end the program.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -362,8 +362,7 @@ static inline void config_check_recompute_lists(const struct config *c) {
         recompute_next_entry(c->recompute.recompute_layer_modules, &at);
 }
 
-// Ends the program where q, k and v are together 2^30 wide or more, a micro-batch has 2^30 tokens or more, or the
-// activations' bytes or the run's tokens reach 2^60: other files compute with these numbers in 32 and 64 bits.
+// Ends the program for sizes that other files can't compute with in 32 and 64 bits.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->training.micro_batch_size * c->model.seq_length;
     const double qkv = ((double)c->model.num_attention_heads + 2.0 * c->model.num_query_groups) * c->model.kv_channels;
@@ -385,8 +384,8 @@ static inline void config_check_sizes(const struct config *c) {
              c->training.train_steps, c->training.global_batch_size);
 }
 
-// Turns --recompute-granularity partial into full, of --recompute-layers or else by --recompute-method block, as if
-// given, and says so. Ends the program where neither layers nor their number are given, or the method is another.
+// Replaces --recompute-granularity partial by full, with --recompute-layers if given, else with method block, and warns
+// of it. Ends the program if neither the layers nor their number is given, or the method is uniform.
 static inline void config_resolve_partial(struct config *c) {
     struct recompute_options *const r = &c->recompute;
     if (r->recompute_granularity != RECOMPUTE_PARTIAL)
@@ -415,8 +414,9 @@ struct config_answers {
     options_build *describe_build; // prints what --version adds
     options_list *list_values;     // prints what an option may be, where its value is missing
 };
-// Reads the command line over --config's file and defaults, for config_resolve; sets eval_only where a run only scores.
-// Strings point into argv and config.file. answers NULL: none. --help, --version and a wrong option end the program.
+// Reads the options from the command line, else from --config's file, else defaults. config_resolve comes next. Sets
+// eval_only if the run only scores. Strings point into argv and config.file. answers may be NULL. Ends the program for
+// --help, --version or a wrong option.
 static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
     struct config config;
@@ -436,8 +436,8 @@ static inline struct config config_read(int argc, char **argv, const struct conf
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets options left open, by preset or derived. config->ranks (0: one) is set before; with --plan it is resolved here.
-// Contradictions end the program.
+// Sets the options that were left open, by the preset or from other options. config->ranks must be set before; 0 counts
+// as 1, and --plan may change it. Contradictions end the program.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);
