@@ -6,7 +6,7 @@
 
 // Brings in the parameters of layer at.l, if any op is to run. Outside PASS_BACKWARD, begins to fetch what comes next:
 // the next layer's parameters or, in the last layer, the head's and, in training, the sums of their gradients so far.
-static void block_units(struct at at) {
+static void block_fetch_parameters(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
     if (at.produce)
@@ -29,7 +29,7 @@ static void block_units(struct at at) {
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
-    block_units(at);
+    block_fetch_parameters(at);
 
     branch_norm(at, &ATTENTION_BRANCH); // layer input -> NORM1, where the layer before has not made it
     cast_input(at, LINEAR_QKV);         // FP8 only
@@ -58,7 +58,7 @@ static void mlp_branch_backward_ranges(struct at at) {
     struct at range = at_backward_ranges(at);
     phase(at.m, PHASES_BACKWARD, at.l, "mlp");
     addend_gradient(at, &MLP_BRANCH, NULL);
-    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.largest_range_rows, at.rows);
     while (at_next(&range, &loop)) {
         branch_norm(range, &MLP_BRANCH);
         mlp_forward(range);

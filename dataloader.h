@@ -96,7 +96,7 @@ struct dataloader {
     int num_files;     // the first part's, then the second's, ...
     struct mixture mixture;
     struct data_part *parts; // (mixture.count)
-    int only;                // the part that all samples are of, in its own order; -1: they are mixed
+    int only_part;           // the part that all samples are of, in its own order; -1: they are mixed
     int T, vocab_size, rank, ranks;
     uint64_t position;                  // the next sample of the global sequence, over all ranks
     int32_t *sample, *sample_documents; // (T+1) where a sample is read to when there is no thread
@@ -114,10 +114,10 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
 }
 
 // Finds where a sample begins: at token *first_token of files[*file]. `sample` counts in the global sequence or, if
-// loader->only is a part, in its order. Only the thread, if any, may call this: an order caches its last epoch.
+// loader->only_part is a part, in its order. Only the thread, if any, may call this: an order caches its last epoch.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
-    const struct mixture_place one = {loader->only, sample},
-                               place = loader->only < 0 ? mixture_place(&loader->mixture, sample) : one;
+    const struct mixture_place one = {loader->only_part, sample},
+                               place = loader->only_part < 0 ? mixture_place(&loader->mixture, sample) : one;
     struct data_part *part = &loader->parts[place.part];
     uint64_t window;
     sample_order_locate(&part->order, place.sample, file, &window);
@@ -421,7 +421,7 @@ static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t s
     loader->option = option;
     loader->T = T;
     loader->vocab_size = vocab_size;
-    loader->only = -1;
+    loader->only_part = -1;
     loader->rank = rank;
     loader->ranks = ranks;
     mixture_parse(&loader->mixture, pattern, option);
@@ -582,7 +582,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
 
 // Makes the loader read only one part, from its start on in its own order; -1: all parts, mixed. No thread may run.
 static void dataloader_take_part(struct dataloader *loader, int part) {
-    loader->only = part;
+    loader->only_part = part;
     dataloader_seek(loader, 0);
 }
 
@@ -590,7 +590,7 @@ static void dataloader_take_part(struct dataloader *loader, int part) {
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     uint64_t samples = 0;
     for (int i = 0; i < loader->mixture.count; i++)
-        samples += (loader->only < 0 ? loader->mixture.parts[i].weight > 0 : loader->only == i)
+        samples += (loader->only_part < 0 ? loader->mixture.parts[i].weight > 0 : loader->only_part == i)
                        ? loader->parts[i].order.samples_per_epoch
                        : 0;
     return samples;

@@ -228,7 +228,7 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 
 // Reads the next range of a list of layers such as 0-3,8, the value of `option`, into *first and *last, not checked
 // against a model. *at, at first `list`, moves past the range and its comma. A malformed list ends the program.
-static inline void recompute_next_layers(const char *option, const char *list, const char **at, int *first, int *last) {
+static inline void recompute_read_range(const char *option, const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
     bool good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", first, &read) == 1;
@@ -272,14 +272,14 @@ static inline uint32_t recompute_modules_of(const char *list, bool materialized)
     return recompute_read_modules("--recompute-modules", *list ? list : usual);
 }
 
-// An entry of --recompute-layer-modules, such as full:12-15,20. recompute_next_layers reads `layers`, here 12-15,20.
+// An entry of --recompute-layer-modules, such as full:12-15,20. recompute_read_range reads `layers`, here 12-15,20.
 struct recompute_entry {
     bool full;        // the layers keep only their input
     uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
 // Reads the entry at *at of `list` (--recompute-layer-modules); moves *at past its `;`. A bad entry ends the program.
-static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
+static inline struct recompute_entry recompute_read_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
     char modules[128];
@@ -296,7 +296,7 @@ static inline struct recompute_entry recompute_next_entry(const char *list, cons
         entry.modules = recompute_read_modules(option, modules);
     int first = 0, last = 0;
     for (const char *range = entry.layers; *range || range == entry.layers;)
-        recompute_next_layers(option, entry.layers, &range, &first, &last);
+        recompute_read_range(option, entry.layers, &range, &first, &last);
     *at += length + ((*at)[length] == ';');
     return entry;
 }
@@ -310,25 +310,25 @@ struct recompute_policy {
 };
 
 // Returns a policy that keeps every activation; policy_free frees it.
-static struct recompute_policy policy_none(int num_layers);
+static struct recompute_policy policy_keep_all(int num_layers);
 // Returns a policy of full recomputation by groups of `group` layers; the last group may be smaller. A group keeps only
 // the OUT of its last layer. policy_free frees the policy.
 static struct recompute_policy policy_uniform(int num_layers, int group);
 // Returns a policy of full recomputation for n <= num_layers first layers: they keep only OUT. policy_free frees it.
-static struct recompute_policy policy_block(int num_layers, int n);
+static struct recompute_policy policy_full_in_first_layers(int num_layers, int n);
 // Returns a policy of full recomputation in the layers of a list such as 0-3,8, which keep only OUT. policy_free frees
 // it. Ends the program if the list is malformed, or has a layer that the model lacks.
-static struct recompute_policy policy_of_layers(int num_layers, const char *list);
+static struct recompute_policy policy_full_in_layers(int num_layers, const char *list);
 // Returns a policy by which all layers drop the activations of a set of modules. policy_free frees it.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
 // Returns the policy of a list such as norm,activation:0-11;full:12-15. A layer's last entry counts; layers without an
 // entry keep all. policy_free frees it. A malformed list, or a layer that the model lacks, ends the program.
-static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
-// Writes a policy as the list that policy_of_layer_modules reads, cut to the `n` bytes of `out`: equal layers as one
+static struct recompute_policy policy_read_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
+// Writes a policy as the list that policy_read_layer_modules reads, cut to the `n` bytes of `out`: equal layers as one
 // range, and "" if all layers keep everything. Each of the policy's groups must be one layer. Returns `out`.
-static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
-                                        const struct layer_shape *s);
-// Returns a policy, described as policy_none is: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
+static const char *policy_write_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
+                                              const struct layer_shape *s);
+// Returns a policy, named as by policy_keep_all: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
@@ -358,7 +358,7 @@ enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
 // mixtures of layers beat the others. flops_per_byte: how many flops take as long as a byte of memory traffic.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
-static struct recompute_policy policy_none(int num_layers) {
+static struct recompute_policy policy_keep_all(int num_layers) {
     struct recompute_policy policy;
     policy.num_layers = num_layers;
     policy.kept = (uint32_t *)calloc((size_t)num_layers, sizeof *policy.kept);
@@ -393,7 +393,7 @@ static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, 
 static void policy_keep_only_output(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
 static struct recompute_policy policy_uniform(int num_layers, int group) {
-    struct recompute_policy policy = policy_none(num_layers);
+    struct recompute_policy policy = policy_keep_all(num_layers);
     for (int l = 0; l < num_layers; l++) {
         policy.group_first[l] = l - l % group;
         policy.kept[l] = 0;
@@ -406,8 +406,8 @@ static struct recompute_policy policy_uniform(int num_layers, int group) {
     return policy;
 }
 
-static struct recompute_policy policy_block(int num_layers, int n) {
-    struct recompute_policy policy = policy_none(num_layers);
+static struct recompute_policy policy_full_in_first_layers(int num_layers, int n) {
+    struct recompute_policy policy = policy_keep_all(num_layers);
     for (int l = 0; l < n; l++)
         policy_keep_only_output(&policy, l);
     snprintf(policy.description, sizeof policy.description, "full, block: the first %d of %d layers keep their input",
@@ -415,12 +415,12 @@ static struct recompute_policy policy_block(int num_layers, int n) {
     return policy;
 }
 
-static struct recompute_policy policy_of_layers(int num_layers, const char *list) {
-    struct recompute_policy policy = policy_none(num_layers);
+static struct recompute_policy policy_full_in_layers(int num_layers, const char *list) {
+    struct recompute_policy policy = policy_keep_all(num_layers);
     snprintf(policy.description, sizeof policy.description, "full: layers %.100s keep their input", list);
     int first = 0, last = 0;
     for (const char *at = list; *at;) {
-        recompute_next_layers("--recompute-layers", list, &at, &first, &last);
+        recompute_read_range("--recompute-layers", list, &at, &first, &last);
         if (last >= num_layers)
             fail("--recompute-layers '%s' names layers %d-%d, but the model has layers 0 to %d", list, first, last,
                  num_layers - 1);
@@ -447,7 +447,7 @@ static const char *modules_text(char *out, size_t n, uint32_t modules) {
 }
 
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s) {
-    struct recompute_policy policy = policy_none(num_layers);
+    struct recompute_policy policy = policy_keep_all(num_layers);
     for (int l = 0; l < num_layers; l++)
         policy.kept[l] = ACT_ALL & ~modules_dropped(modules, s);
     char text[sizeof(MODULE_LIST)];
@@ -455,14 +455,15 @@ static struct recompute_policy policy_selective(int num_layers, uint32_t modules
     return policy;
 }
 
-static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s) {
-    struct recompute_policy policy = policy_none(num_layers);
+static struct recompute_policy policy_read_layer_modules(int num_layers, const char *list,
+                                                         const struct layer_shape *s) {
+    struct recompute_policy policy = policy_keep_all(num_layers);
     snprintf(policy.description, sizeof policy.description, "selective by layers: %.200s", list);
     for (const char *at = list; *at;) {
-        const struct recompute_entry entry = recompute_next_entry(list, &at);
+        const struct recompute_entry entry = recompute_read_entry(list, &at);
         int first = 0, last = 0;
         for (const char *range = entry.layers; *range;) {
-            recompute_next_layers("--recompute-layer-modules", entry.layers, &range, &first, &last);
+            recompute_read_range("--recompute-layer-modules", entry.layers, &range, &first, &last);
             if (last >= num_layers)
                 fail("--recompute-layer-modules '%s' names layers %d-%d, but the model has layers 0 to %d", list, first,
                      last, num_layers - 1);
@@ -473,8 +474,8 @@ static struct recompute_policy policy_of_layer_modules(int num_layers, const cha
     return policy;
 }
 
-static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
-                                        const struct layer_shape *s) {
+static const char *policy_write_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
+                                              const struct layer_shape *s) {
     out[0] = 0;
     for (int first = 0, end; first < policy->num_layers; first = end) {
         const uint32_t kept = policy->kept[first];
@@ -496,7 +497,7 @@ static const char *policy_layer_modules(char *out, size_t n, const struct recomp
 }
 
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n) {
-    struct recompute_policy policy = policy_none(num_layers);
+    struct recompute_policy policy = policy_keep_all(num_layers);
     for (int l = 0; l < num_layers; l++)
         policy.kept[l] = l < n ? kept_first : kept_rest;
     return policy;

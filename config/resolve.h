@@ -356,10 +356,10 @@ static inline void config_resolve_data(struct config *c) {
 static inline void config_check_recompute_lists(const struct config *c) {
     int first = 0, last = 0;
     for (const char *at = c->recompute.recompute_layers; *at;)
-        recompute_next_layers("--recompute-layers", c->recompute.recompute_layers, &at, &first, &last);
+        recompute_read_range("--recompute-layers", c->recompute.recompute_layers, &at, &first, &last);
     recompute_modules_of(c->recompute.recompute_modules, false);
     for (const char *at = c->recompute.recompute_layer_modules; *at;)
-        recompute_next_entry(c->recompute.recompute_layer_modules, &at);
+        recompute_read_entry(c->recompute.recompute_layer_modules, &at);
 }
 
 // Ends the program for sizes that other files can't compute with in 32 and 64 bits.

@@ -260,7 +260,7 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
 // Whether the search goes on: there is no packing yet, or a lower one may exist and the limit of work is not reached.
 static bool plan_goes_on(const struct plan_packing *packing) {
     return packing->best_height == SIZE_MAX ||
-           plan_is_worth(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
+           plan_is_worth_searching(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
 }
 
 // Lowers packing->best, if it can: tries each kind of stack with each order of the fitted items, which plan_promote
@@ -302,7 +302,7 @@ static void plan_pack(struct plan_packing *packing) {
     skyline_search_by_promotion(&skyline);
     plan_keep_lower(packing, &skyline);
     plan_pack_stacks(packing);
-    if (plan_is_worth(packing->best_height, packing->bound, 0, 0, 1)) {
+    if (plan_is_worth_searching(packing->best_height, packing->bound, 0, 0, 1)) {
         skyline_search_by_chance(&skyline);
         plan_keep_lower(packing, &skyline);
     }

@@ -402,7 +402,7 @@ static void skyline_end(struct skyline *s) {
 
 // Whether to search on: a packing lower than `height` may exist, and `work`, done so far, is below the limit. The limit
 // is `least` where height is at most 1 % above the bound, else `most`. height SIZE_MAX: there is no packing yet.
-static bool plan_is_worth(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
+static bool plan_is_worth_searching(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
     const bool much = height == SIZE_MAX || height - bound > bound / 100;
@@ -427,7 +427,7 @@ static void skyline_search_by_promotion(struct skyline *s) {
         skyline_sort(s, keys, (enum skyline_order)i, s->searches[i].order);
     free(keys);
     for (int i = 0; i < SKYLINE_PROMOTIONS * SKYLINE_ORDERS &&
-                    plan_is_worth(s->best_height, s->bound, s->work, SKYLINE_WORK, SKYLINE_WORK_PROMOTED);
+                    plan_is_worth_searching(s->best_height, s->bound, s->work, SKYLINE_WORK, SKYLINE_WORK_PROMOTED);
          i++) {
         struct skyline_search *search = &s->searches[i % SKYLINE_ORDERS];
         skyline_search_try(s, search, search->order, SIZE_MAX, SKYLINE_WORK_PROMOTED);
@@ -439,7 +439,8 @@ static void skyline_search_by_promotion(struct skyline *s) {
 // Ends after SKYLINE_TURNS, within 1 % of the bound, or at the limit of work. More promotion would lead astray.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
-    for (int turn = 0; turn < SKYLINE_TURNS && plan_is_worth(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);
+    for (int turn = 0;
+         turn < SKYLINE_TURNS && plan_is_worth_searching(s->best_height, s->bound, s->work, 0, SKYLINE_WORK_MAX);
          turn++) {
         struct skyline_search *search = &s->searches[turn / 2 % SKYLINE_ORDERS];
         for (int i = 0; i < SKYLINE_ORDERS && turn % 2; i++) // every other turn is the lowest search's

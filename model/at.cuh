@@ -10,16 +10,16 @@ struct at {
     int l;
     uint32_t produce; // the activations that are to be made, a bit each (BIT)
     int64_t first, rows;
-    int64_t most_rows, last_rows; // the rows of the largest range, and of the last range
-    uint32_t ranged;              // the activations of which one range exists at a time
-    int range_slot;               // the slot of a range's activation 0; the other activations' slots follow
+    int64_t largest_range_rows, last_range_rows; // the rows of the largest range, and of the last range
+    uint32_t ranged;                             // the activations of which one range exists at a time
+    int range_slot; // the slot of a range's activation 0; the other activations' slots follow
 };
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
     const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
     return at;
 }
-static bool at_is_range(struct at at) { return at.most_rows < extent_of(at.m, at.pass).N; }
+static bool at_is_range(struct at at) { return at.largest_range_rows < extent_of(at.m, at.pass).N; }
 // Whether at.produce has at least one activation of `set`, which has a bit for each of enum activation_id.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
@@ -32,7 +32,7 @@ static void phase_at(struct at at, enum phase_group group, const char *op) {
 // Returns the buffer, live in this phase, that all ranges share for an activation in at.ranged; NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
-    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.most_rows),
+    return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.largest_range_rows),
                   "chunk of the mlp", row.name);
 }
 // Returns an activation's rows for at's tokens, floatX (rows, width), live in this phase; NULL when planning.
@@ -45,7 +45,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
 // Returns at's tokens in the layer below (-1 is the embedding), which has all its activations whole.
-static struct at at_below(struct at at) {
+static struct at at_layer_below(struct at at) {
     at.l--;
     at.ranged = 0;
     return at;
@@ -66,7 +66,7 @@ static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics,
 // Returns the statistics `id` of a norm for at's tokens, live in this phase; both pointers are NULL when planning.
 static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
-        return norm_stats_from(at.m, (float *)range_memory(at, id), at.most_rows, 0);
+        return norm_stats_from(at.m, (float *)range_memory(at, id), at.largest_range_rows, 0);
     return norm_stats_from(at.m, activation_stats(at.m, at.pass, at.l, id), extent_of(at.m, at.pass).N, at.first);
 }
 static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
@@ -78,7 +78,7 @@ static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
     if (ranged && at_is_range(at))
-        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.most_rows * width) * sizeof(floatX),
+        return (floatX *)buffer(at.m, PASS_TRAIN, at.l, slot, (size_t)(at.largest_range_rows * width) * sizeof(floatX),
                                 "chunk of the mlp", gradient_slot_names[slot - ACT_COUNT]);
     floatX *whole = d_buffer(at.m, at.l, slot, width);
     return whole ? whole + at.first * width : NULL;

@@ -34,7 +34,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
 // The number of partial sums that attention's backward can make of a dqkv column, by backend and shape only; 0: none.
-static int64_t attention_bias_num_runs_of(const struct gpt *m) {
+static int64_t attention_column_sum_runs(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_num_runs(m->backend, attention_shape_of(&m->config, e.B, e.T));
 }
@@ -45,7 +45,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
         return BIAS_BY_WGRAD;
     switch (row.gradient_by) {
     case GRADIENT_BY_ATTENTION: // the norm of q and k goes on from attention's gradient
-        return attention_bias_num_runs_of(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
+        return attention_column_sum_runs(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
     case GRADIENT_BY_STREAM:
         return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_WGRAD : bias_source_of_projection(m, l, linear);
     case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_WGRAD : BIAS_BY_ACTIVATION;
@@ -63,13 +63,13 @@ static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     case BIAS_BY_NORM: return norm_backward_num_runs(N, C, m->dev);
     case BIAS_BY_RESIDUAL: return residual_backward_num_runs(N, C, m->dev);
     case BIAS_BY_ACTIVATION: return activation_bias_num_runs(N);
-    case BIAS_BY_ATTENTION: return attention_bias_num_runs_of(m);
+    case BIAS_BY_ATTENTION: return attention_column_sum_runs(m);
     }
     return 0;
 }
 // Returns the linear layer whose slot has linear's partial sums: `linear` itself, but the MLP's projection for
 // attention's where parallel branches share one output gradient.
-static enum linear bias_sums_of(const struct gpt *m, enum linear linear, enum bias_source source) {
+static enum linear bias_sums_owner(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
@@ -81,7 +81,7 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
         return NULL;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const size_t bytes = (size_t)bias_num_runs(m, l, linear) * (size_t)row.outputs * sizeof(float);
-    const int slot = SLOT_BIAS_SUMS + (int)bias_sums_of(m, linear, source);
+    const int slot = SLOT_BIAS_SUMS + (int)bias_sums_owner(m, linear, source);
     return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
 // Returns bias_partial of a projection whose output's gradient is the residual stream's; NULL for other projections.

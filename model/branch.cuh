@@ -23,8 +23,8 @@ static void norm_gradient(struct at at, struct sink dx, const floatX *residual, 
     const int C = m->shape.layer.C;
     const floatX *w = param(m, at.pass, at.l, weights.weight);
     float *dw = grad(m, at.l, weights.weight), *db = grad(m, at.l, weights.bias);
-    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.most_rows, C, m->dev),
-                                   norm_backward_workspace_bytes(at.last_rows, C, m->dev)));
+    void *ws = workspace(m, larger(norm_backward_workspace_bytes(at.largest_range_rows, C, m->dev),
+                                   norm_backward_workspace_bytes(at.last_range_rows, C, m->dev)));
     RUN(m, norm_backward(dx.data, dx.sums, dw, db, residual, dout, x, w, stats.mean, stats.rstd, at.rows, C,
                          accumulates(m) || at.first > 0, norm_options_of(m, dx.amax), ws, m->dev));
 }
@@ -74,7 +74,7 @@ static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
 static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
 // Returns what a branch reads of the residual stream, (rows, C), live in this phase; NULL when planning.
 static const floatX *branch_input(struct at at, const struct branch *b) {
-    return reads_layer_input(at, b) ? rows_of(at_below(at), ACT_OUT) : rows_of(at, ACT_MID);
+    return reads_layer_input(at, b) ? rows_of(at_layer_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
 // Returns norm_stats_of(at, id) if at.produce has these statistics; else, and when planning, both pointers are NULL.
 static struct norm_stats wanted_statistics(struct at at, enum activation_id id) {

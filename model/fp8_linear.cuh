@@ -59,7 +59,7 @@ static bool attention_writes_fp8(struct at at, enum linear linear) {
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
-        return rows_of(source.below ? at_below(at) : at, source.id);
+        return rows_of(source.below ? at_layer_below(at) : at, source.id);
     if (attention_writes_fp8(at, linear))
         return NULL;
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
@@ -101,7 +101,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
     return to;
 }
 // Whether the MLP's activation and its backward write FP8 themselves: in FP8 layers whose scales are delayed.
-static bool activation_is_fused(struct at at) {
+static bool activation_writes_fp8(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
 // Casts an FP8 layer's input in a new phase, if that is wanted and the op that makes the input doesn't write FP8.
@@ -110,7 +110,7 @@ static void cast_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     char name[PLAN_NAME_CHARS];
-    if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_is_fused(at)))
+    if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_writes_fp8(at)))
         return;
     switch (input_form(m, at.pass, at.l, linear)) {
     case INPUT_FLOATX:
@@ -135,7 +135,8 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Writes the MLP's activation of fc (rows, fc_width) in input_cast's forms, in this phase. Only if activation_is_fused.
+// Writes the MLP's activation of fc (rows, fc_width), in input_cast's forms, in this phase. For activation_writes_fp8
+// only.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -298,7 +299,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
 // Makes the cast of fc's gradient, and a trained bias's gradient, in this phase, from dact (rows, F), the gradient of
-// the activation of fc (rows, fc_width). Then goes back to D_NORM2 in two new phases. Only if activation_is_fused.
+// the activation of fc (rows, fc_width). Then goes back to D_NORM2 in two new phases. Only if activation_writes_fp8.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

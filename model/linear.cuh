@@ -18,7 +18,7 @@ static bool input_is_wanted(struct at at, enum linear linear) {
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
-                                             : rows_of(source.below ? at_below(at) : at, source.id);
+                                             : rows_of(source.below ? at_layer_below(at) : at, source.id);
 }
 // Returns the sink of a linear layer's input: linear_input and, in FP8 training, an amax to merge. It takes no sums.
 static struct sink input_sink(struct at at, enum linear linear) {
@@ -63,8 +63,8 @@ static void *linear_workspace(struct at at, enum linear linear, enum din_use use
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const size_t products =
-        larger(products_bytes(m, &row, at.most_rows, use), products_bytes(m, &row, at.last_rows, use));
-    const size_t bytes = larger(products, lora_workspace_bytes(m, linear, at.most_rows, at.last_rows));
+        larger(products_bytes(m, &row, at.largest_range_rows, use), products_bytes(m, &row, at.last_range_rows, use));
+    const size_t bytes = larger(products, lora_workspace_bytes(m, linear, at.largest_range_rows, at.last_range_rows));
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
 

@@ -34,7 +34,7 @@ static void mlp_forward(struct at at) {
         return;
     phase_at(at, forward_group(at.pass), "activation");
     const floatX *fc = rows_of(at, ACT_FC);
-    if (activation_is_fused(at)) {
+    if (activation_writes_fp8(at)) {
         activate_in_fp8(at, fc);
         return;
     }
@@ -48,7 +48,7 @@ static void mlp_forward_ranges(struct at at) {
     if (!produces(at, 1u << product))
         return;
     struct at range = at_forward_ranges(at);
-    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.most_rows, at.rows);
+    struct timeline_loop loop = timeline_loop_of(&at.m->timeline, range.largest_range_rows, at.rows);
     while (at_next(&range, &loop)) {
         mlp_forward(range);
         phase_at(range, forward_group(at.pass), "mlp projection");
@@ -75,7 +75,7 @@ static void mlp_backward(struct at at, const floatX *dproj) {
 
     phase_at(at, PHASES_BACKWARD, "activation");
     const floatX *dact = d_rows(at, SLOT_D_ACT, s->F), *fc = rows_of(at, ACT_FC);
-    if (activation_is_fused(at)) {
+    if (activation_writes_fp8(at)) {
         activation_backward_in_fp8(at, dact, fc);
         return;
     }

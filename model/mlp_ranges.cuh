@@ -20,10 +20,11 @@ static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint3
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at`, all tokens of a layer with ranges, with most_rows and last_rows set. at_next sets first and rows.
+// Returns `at`, all tokens of a layer with ranges, and sets the rows of its largest and last range. at_next sets the
+// others.
 static struct at at_ranges(struct at at) {
-    at.most_rows = mlp_range_tokens(at.m, at.pass, at.l);
-    at.last_rows = (at.rows - 1) % at.most_rows + 1;
+    at.largest_range_rows = mlp_range_tokens(at.m, at.pass, at.l);
+    at.last_range_rows = (at.rows - 1) % at.largest_range_rows + 1;
     return at;
 }
 // Returns forward's ranges, for at_next: each makes its FC and ACT, and its rows of the second product's output.

@@ -231,8 +231,8 @@ static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8
 // Enters a region of the timeline, whose first phase comes next. From here on units' buffers count as empty.
 static void region(struct gpt *m, enum region r) {
     timeline_enter_region(&m->timeline, r);
-    zero_begin_region(&m->zero);
-    zero_begin_region(&m->frozen);
+    zero_forget_buffers(&m->zero);
+    zero_forget_buffers(&m->frozen);
 }
 // Returns buffer `slot` (enum slot or enum activation_id) of a layer, or of the whole model for -1, live in this phase;
 // NULL when planning. Only the first call for a buffer, when planning, reads bytes, category and name.
@@ -275,7 +275,7 @@ static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
 // Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
 // Returns the first layer of the lowest trained layer's group: backward reads no input below it. L if none is trained.
-static int first_backward_layer(const struct gpt *m) {
+static int lowest_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
@@ -299,7 +299,7 @@ static int next_backward_layer(const struct gpt *m, int l) {
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
-    const int first = first_backward_layer(m);
+    const int first = lowest_backward_layer(m);
     if (l < first - 1)
         return 0;
     const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);

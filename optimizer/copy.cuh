@@ -18,7 +18,7 @@ static int optimizer_copy_ranks(const struct shards *s) { return shards_optimize
 static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
 
 // Whether this rank stores a part: always the parameters, a state only if optimizer_plan has planned memory for it.
-static bool part_is_kept(const struct optimizer *o, int part) {
+static bool part_is_stored(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
@@ -58,7 +58,7 @@ static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer
     struct zero *z = o->zero;
     c->keeps = keeps;
     for (int part = 0; part < STATE_PARTS; part++)
-        c->ids[part] = keeps && part_is_kept(o, part)
+        c->ids[part] = keeps && part_is_stored(o, part)
                            ? plan_add(&z->timeline->plan, ARENA_HOST_STAGING, "copy for checkpoints",
                                       part == PART_PARAMETERS ? "copy of parameters" : optimizer_state_rows[part].name,
                                       -1, part_offset(o, part, o->elements))
@@ -75,7 +75,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
-        for (; part_is_kept(o, part) && (n = part_next(o, &at, o->zero->shards.flat, &place)) > 0; at += n)
+        for (; part_is_stored(o, part) && (n = part_next(o, &at, o->zero->shards.flat, &place)) > 0; at += n)
             part_download(o, part, at, n, c->parts[part] + part_offset(o, part, place));
     }
 }

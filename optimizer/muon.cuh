@@ -39,7 +39,7 @@ struct muon {
     struct muon_wave *waves; // in flat order
     int num_waves;
     double flops, rank_flops;                  // of an update: in all, and of the most loaded rank of each wave
-    int64_t most_update, most_whole;           // elements of the largest wave's `update` and `whole`, on any rank
+    int64_t update_max, whole_max;             // elements of the largest wave's `update` and `whole`, on any rank
     struct exchange_message *sends, *receives; // room for a wave's messages
     size_t workspace_bytes;
     int table_id, update_id, whole_id;
@@ -221,8 +221,8 @@ static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) 
     }
     return n;
 }
-// Sets waves' ranges, matrices' places in `whole`, and sizes that suffice on any rank. most_whole 0: nothing is copied.
-static void muon_place(struct muon *u) {
+// Sets waves' ranges, matrices' places in `whole`, and sizes that suffice on any rank. whole_max 0: nothing is copied.
+static void muon_place_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t *used = (int64_t *)calloc((size_t)ranks, sizeof *used);
     if (!used)
@@ -231,18 +231,18 @@ static void muon_place(struct muon *u) {
         struct muon_wave *w = &u->waves[i];
         muon_place_wave(u, w);
         const int64_t update = muon_update_max(u, w);
-        u->most_update = update > u->most_update ? update : u->most_update;
+        u->update_max = update > u->update_max ? update : u->update_max;
         for (int r = 0; r < ranks; r++)
             used[r] = 0;
         for (int k = w->first; k < w->end; k++) {
             struct muon_matrix *m = &u->matrices[k];
             m->place = used[m->owner];
             used[m->owner] += (matrix_elements(m) + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
-            u->most_whole = used[m->owner] > u->most_whole ? used[m->owner] : u->most_whole;
+            u->whole_max = used[m->owner] > u->whole_max ? used[m->owner] : u->whole_max;
         }
     }
     if (!muon_needs_copies(u))
-        u->most_whole = 0;
+        u->whole_max = 0;
     free(used);
 }
 
@@ -323,7 +323,7 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
     if (optimizer_is_sharded(u->o))
-        return (size_t)(u->most_update + u->most_whole) * sizeof(floatX);
+        return (size_t)(u->update_max + u->whole_max) * sizeof(floatX);
     for (int i = 0; i < u->num_waves && ranks > 1; i++)
         for (int r = 0; r < ranks; r++) { // sends what it owns to each other rank, and receives the rest
             int64_t n = 0;
@@ -366,7 +366,7 @@ static void muon_plan(struct muon *u, struct optimizer *o, const struct layer_sh
     if (u->count == 0)
         return;
     muon_make_waves(u);
-    muon_place(u);
+    muon_place_waves(u);
     const size_t messages = (size_t)muon_messages_max(u);
     u->sends = (struct exchange_message *)calloc(messages, sizeof *u->sends);
     u->receives = (struct exchange_message *)calloc(messages, sizeof *u->receives);
@@ -416,10 +416,10 @@ static struct muon_buffers muon_buffers_of(struct muon *u) {
         const size_t bytes = orthogonalize_workspace_bytes(u->matrices[i].rows, u->matrices[i].cols, t->dev);
         u->workspace_bytes = bytes > u->workspace_bytes ? bytes : u->workspace_bytes;
     }
-    b.update = (floatX *)timeline_buffer(t, &u->update_id, (size_t)u->most_update * sizeof(floatX), "update",
+    b.update = (floatX *)timeline_buffer(t, &u->update_id, (size_t)u->update_max * sizeof(floatX), "update",
                                          "updates of matrices", -1);
-    if (u->most_whole > 0)
-        b.whole = (floatX *)timeline_buffer(t, &u->whole_id, (size_t)u->most_whole * sizeof(floatX), "update",
+    if (u->whole_max > 0)
+        b.whole = (floatX *)timeline_buffer(t, &u->whole_id, (size_t)u->whole_max * sizeof(floatX), "update",
                                             "whole matrices", -1);
     b.workspace = timeline_workspace(t, u->workspace_bytes);
     return b;
@@ -460,7 +460,7 @@ static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct
         muon_copy_wave(u, w, b, false);
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
-        floatX *const x = u->most_whole > 0 ? b.whole + m->place : b.update + (m->begin - w->place);
+        floatX *const x = u->whole_max > 0 ? b.whole + m->place : b.update + (m->begin - w->place);
         if (m->owner == z->shards.rank || t->dry_run)
             orthogonalize(t, x, m->rows, m->cols, &u->iteration, b.workspace);
     }

@@ -17,9 +17,9 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     for (int i = s->count - 1; i >= 0 && optimizer_is_sharded(o); i--) {
         const int64_t own = shards_own_begin(s, &s->buckets[i]);
         update_range(u, own, own + s->buckets[i].shard, i,
-                     gathers && !(except_matrices && bucket_has_matrices(o, &s->buckets[i])));
+                     gathers && !(except_matrices && bucket_has_muon_matrices(o, &s->buckets[i])));
     }
-    update_end(u);
+    update_finish_pieces(u);
 }
 // Enqueues AdamW's update of all that this rank owns but Muon's matrices, and begins to all-gather the buckets without
 // such matrices. Zeroes FP8 weights' amaxes, which updates then collect. *check, on the device, scales the gradients or
@@ -90,7 +90,7 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
     if (!optimizer_is_sharded(m->o) || shards_parameters(&z->shards))
         return;
     for (; *bucket >= 0 && z->shards.buckets[*bucket].begin >= before; --*bucket)
-        if (bucket_has_matrices(m->o, &z->shards.buckets[*bucket]))
+        if (bucket_has_muon_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
 // Enqueues Muon's update of m's matrices (count > 0), after optimizer_update with equal adamw and check, and begins to

@@ -182,7 +182,7 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
     adamw_update(r, o->tensors, u->adamw, u->check, o->zero->timeline->dev);
 }
 // Returns a piece's elements in u->update, the wave's buffer: first what is to be orthogonalized, then the factors.
-static floatX *piece_update(const struct update *u, const struct update_piece *p) {
+static floatX *piece_in_wave(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
 // Enqueues Muon's first half on a piece: updates the momentum, and writes what is to be orthogonalized to u->update.
@@ -193,7 +193,7 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     r.grads_format = o->zero->grads_format;
     r.momentum = memory[STATE_MOMENTUM];
     r.format = o->states[STATE_MOMENTUM].formats[p->group];
-    r.update = piece_update(u, p);
+    r.update = piece_in_wave(u, p);
     r.n = p->n;
     r.begin = p->at;
     r.mu = o->config->training.muon_momentum;
@@ -201,11 +201,11 @@ static void compute_momentum(const struct update *u, const struct update_piece *
     muon_momentum(r, o->tensors, u->check, o->zero->timeline->dev);
 }
 // Enqueues Muon's second half on a piece: moves the parameters along the orthogonal factors, which u->update holds.
-static void compute_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
+static void compute_muon_step(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct muon_step_range r;
     r.params = (floatX *)memory[OPERAND_PARAMETERS];
     r.remainder = (uint16_t *)memory[STATE_MASTER];
-    r.factor = piece_update(u, p);
+    r.factor = piece_in_wave(u, p);
     r.n = p->n;
     r.begin = p->at;
     r.lr = u->adamw.lr;
@@ -229,7 +229,7 @@ static void update_compute(const struct update *u, const struct update_piece *p,
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
     case WORK_MOMENTUM: compute_momentum(u, p, memory); break;
-    case WORK_STEP: compute_step(u, p, memory); break;
+    case WORK_STEP: compute_muon_step(u, p, memory); break;
     case WORK_AVERAGES:
     case WORK_SWAP: compute_averages(u, p, memory); break;
     }
@@ -281,8 +281,9 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
         update_gather(z, p->bucket);
 }
-// Begins to bring in a piece, and meanwhile enqueues the previous piece's update. update_end enqueues the last update.
-static void update_add(struct update *u, struct update_piece piece) {
+// Begins to bring in a piece, and meanwhile enqueues the previous piece's update. The last piece's update is enqueued
+// by update_finish_pieces.
+static void update_add_piece(struct update *u, struct update_piece piece) {
     const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count >= UPDATE_SLOTS)
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[slot].leaving);
@@ -293,7 +294,7 @@ static void update_add(struct update *u, struct update_piece piece) {
     u->count++;
 }
 // Enqueues the last piece's update, if one is left. Makes later device work wait for copies back. Sets u->count to 0.
-static void update_end(struct update *u) {
+static void update_finish_pieces(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
         update_finish(u, &u->pieces[last], last);
@@ -301,7 +302,7 @@ static void update_end(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Enqueues u->work, piece by piece, on the elements of [at, end) that it covers; update_end finishes the last piece.
+// Enqueues u->work, piece by piece, on the elements of [at, end) that it covers. update_finish_pieces ends the last.
 // The range lies in this rank's shard of bucket `index`, or anywhere if unsharded, with index -1. With `gathers`, the
 // bucket's all-gather follows the piece that ends at `end`, if the work covers that piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
@@ -321,7 +322,7 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index, b
         at += p.n;
         p.bucket = at == end && gathers ? index : -1;
         if (update_covers(u->work, p.group))
-            update_add(u, p);
+            update_add_piece(u, p);
     }
 }
 // Enqueues WORK_MOMENTUM or WORK_STEP on all of this rank's elements of a wave. The caller sets u->muon and u->update.
@@ -336,10 +337,10 @@ static void update_wave(struct update *u, enum update_kind work, const struct mu
         if (own < w->stop && end > w->begin)
             update_range(u, own > w->begin ? own : w->begin, end < w->stop ? end : w->stop, i, false);
     }
-    update_end(u);
+    update_finish_pieces(u);
 }
 
-static bool bucket_has_matrices(const struct optimizer *o, const struct bucket *b) {
+static bool bucket_has_muon_matrices(const struct optimizer *o, const struct bucket *b) {
     const int64_t stop = b->begin + o->zero->shards.ranks * b->shard;
     for (int64_t at = b->begin, end; at < stop; at = end)
         if (optimizer_group_at(o, at, &end) == GROUP_MUON)

@@ -252,7 +252,7 @@ static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
 // Returns the place, a multiple of STATE_BLOCK, from which on states are offloaded: about `fraction` (0 to 1) of them.
-static int64_t optimizer_cut(const struct optimizer *o, double fraction) {
+static int64_t optimizer_offload_begin(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
 }
@@ -274,7 +274,8 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->fp8 = fp8;
     o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
-    o->cut = optimizer_cut(o, config->states.optimizer_cpu_offload ? config->states.optimizer_offload_fraction : 0);
+    o->cut = optimizer_offload_begin(o, config->states.optimizer_cpu_offload ? config->states.optimizer_offload_fraction
+                                                                             : 0);
     for (int id = 0; id < STATE_COUNT; id++)
         for (int group = 0; group < STATE_GROUPS; group++)
             o->states[id].formats[group] = state_format_of(config, (enum optimizer_state)id, (enum state_group)group);
@@ -423,8 +424,8 @@ static void optimizer_initialize(struct optimizer *o) {
 // Sets elements [at, at + n) of a state, as far as this rank holds them, to `values` (n), as stored: each takes `width`
 // bytes, in every group. The state is one that optimizer_holds; `at` may be any element. Copies to the device are
 // enqueued, so that `values` must stay until the caller has waited for the device. No update may be in flight.
-static void optimizer_upload_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
-                                      int64_t n, size_t width) {
+static void optimizer_set_elements(struct optimizer *o, enum optimizer_state id, int64_t at, const void *values,
+                                   int64_t n, size_t width) {
     const struct shards *s = &o->zero->shards;
     const struct stored_state *state = &o->states[id];
     int64_t place, count;
@@ -449,9 +450,9 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
         low[i] = split_low(exact[i]);
     }
     if (optimizer_holds(o, STATE_MASTER))
-        optimizer_upload_elements(o, STATE_MASTER, at, low, n, sizeof *low);
+        optimizer_set_elements(o, STATE_MASTER, at, low, n, sizeof *low);
     if (optimizer_holds(o, STATE_AVERAGES))
-        optimizer_upload_elements(o, STATE_AVERAGES, at, exact, n, sizeof *exact);
+        optimizer_set_elements(o, STATE_AVERAGES, at, exact, n, sizeof *exact);
     zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
     o->fp8->weights_known = false;
 }

@@ -102,9 +102,10 @@ static void fit_check_options(const struct config *c) {
 // Returns --recompute-granularity full's policy, for policy_free. Ends the program where the list of layers is bad.
 static struct recompute_policy fit_full(const struct config *c) {
     if (*c->recompute.recompute_layers)
-        return policy_of_layers(c->model.num_layers, c->recompute.recompute_layers);
+        return policy_full_in_layers(c->model.num_layers, c->recompute.recompute_layers);
     switch (c->recompute.recompute_method) {
-    case RECOMPUTE_METHOD_BLOCK: return policy_block(c->model.num_layers, c->recompute.recompute_num_layers);
+    case RECOMPUTE_METHOD_BLOCK:
+        return policy_full_in_first_layers(c->model.num_layers, c->recompute.recompute_num_layers);
     case RECOMPUTE_METHOD_UNSET:
     case RECOMPUTE_METHOD_UNIFORM: break;
     }
@@ -130,11 +131,11 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     case RECOMPUTE_AUTO: break;
     case RECOMPUTE_SELECTIVE:
         if (*c->recompute.recompute_layer_modules)
-            return policy_of_layer_modules(c->model.num_layers, c->recompute.recompute_layer_modules, &f->shape);
+            return policy_read_layer_modules(c->model.num_layers, c->recompute.recompute_layer_modules, &f->shape);
         return fit_selective(f, c->recompute.recompute_modules);
     case RECOMPUTE_FULL: return fit_full(c);
     }
-    return policy_none(c->model.num_layers);
+    return policy_keep_all(c->model.num_layers);
 }
 
 // Prints a note on `out` where --mlp-chunk-tokens does nothing, since every layer keeps its MLP's activations.

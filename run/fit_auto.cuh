@@ -199,7 +199,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     config.states.main_grads_dtype = formats->grads;
     config.states.exp_avg_dtype = formats->m;
     config.states.exp_avg_sq_dtype = formats->v;
-    struct gpt *m = gpt_record(&config, policy_none(config.model.num_layers), a->f->backend, a->f->dev);
+    struct gpt *m = gpt_record(&config, policy_keep_all(config.model.num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
     const double fraction = config.states.optimizer_offload_fraction;
     const int given = config_given(&config, states.optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
@@ -207,7 +207,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
         (double)shards_elements(shards, shards_gradients(shards)) * config_main_bytes(formats->grads);
     for (int percent = 0; percent < FIT_PERCENTAGES; percent++)
         a->space.states_bytes[i][percent] = (double)optimizer_bytes_from(
-            &m->optimizer, optimizer_cut(&m->optimizer, percent == given ? fraction : percent / 100.0));
+            &m->optimizer, optimizer_offload_begin(&m->optimizer, percent == given ? fraction : percent / 100.0));
     a->space.update_s[i] = fit_update_device_s(m, a->rates);
     gpt_destroy(m);
 }
@@ -217,7 +217,7 @@ static void fit_set_estimates(struct fit_auto *a) {
     const struct fit_rates *r = a->rates;
     struct fit_space *s = &a->space;
     fit_set_layers(a);
-    struct gpt *m = gpt_record(c, policy_none(c->model.num_layers), a->f->backend, a->f->dev);
+    struct gpt *m = gpt_record(c, policy_keep_all(c->model.num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
     const double weights = (double)shards_elements(shards, shards_parameters(shards)),
                  frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
@@ -246,7 +246,7 @@ static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *c
     const struct fit_formats *formats = &a->formats[choice->formats];
     struct recompute_policy policy = fit_auto_policy(a, choice->recompute);
     out[0] = 0;
-    policy_layer_modules(list, sizeof list, &policy, &a->f->shape);
+    policy_write_layer_modules(list, sizeof list, &policy, &a->f->shape);
     policy_free(&policy);
     snprintf(part, sizeof part, "recomputes %s", *list ? list : "nothing");
     fit_add_text(out, n, "", part);
@@ -345,7 +345,7 @@ static void fit_apply_all(const struct fit_auto *a, const struct fit_choice *cho
     char list[256];
     const struct fit_space *s = &a->space;
     struct recompute_policy policy = fit_auto_policy(a, choice->recompute);
-    policy_layer_modules(list, sizeof list, &policy, &a->f->shape);
+    policy_write_layer_modules(list, sizeof list, &policy, &a->f->shape);
     policy_free(&policy);
     fit_apply(a, choice, own);
     own->recompute.recompute_granularity = !*list                                                ? RECOMPUTE_NONE

@@ -428,7 +428,7 @@ static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, stru
     const int64_t fp8_floats = fp8_state_floats(&m->fp8);
     s->fp8 = fp8_floats > 0 ? (float *)malloc((size_t)fp8_floats * sizeof *s->fp8) : NULL;
     for (int part = 0; part < STATE_PARTS && !m->copy.keeps; part++)
-        if (part_is_kept(&m->optimizer, part))
+        if (part_is_stored(&m->optimizer, part))
             s->stored[part] = (char *)host_allocate((size_t)SAVE_CHUNK * sizeof(float), m->dev);
     if (s->values && s->bytes && (s->moved || moved == 0) && (s->fp8 || fp8_floats == 0))
         return NULL;

@@ -131,7 +131,7 @@ static void open_model(struct bench *x) {
         fail("bench_generate: %d tokens are more than the model's %d positions", c->model.seq_length,
              c->model.max_position_embeddings);
     c->training.micro_batch_size = 1;
-    x->m = gpt_create(c, policy_none(c->model.num_layers), ATTENTION_FLASH, &x->dev);
+    x->m = gpt_create(c, policy_keep_all(c->model.num_layers), ATTENTION_FLASH, &x->dev);
     gpt_allocate(x->m);
     sampler_open(&x->sampler, x->m);
     x->lengths = (int *)calloc((size_t)x->m->generation.sequences, sizeof *x->lengths);

@@ -69,7 +69,7 @@ static struct recompute_policy case_policy(const struct bench *b, int which, con
     switch (which) {
     case 1: return policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, s);
     case 2: return policy_uniform(L, 1);
-    default: return policy_none(L);
+    default: return policy_keep_all(L);
     }
 }
 
@@ -245,7 +245,7 @@ int main(int argc, char **argv) {
     for (int round = 0; round < rounds; round++)
         for (int i = 0; i < b.num_cases; i++)
             run_case(&b, i, round == rounds - 1);
-    struct gpt *m = gpt_create(&b.config, policy_none(b.config.model.num_layers), ATTENTION_FLASH, &b.dev);
+    struct gpt *m = gpt_create(&b.config, policy_keep_all(b.config.model.num_layers), ATTENTION_FLASH, &b.dev);
     gpt_allocate(m);
     const double peak = gpt_measure_peak(m);
     print_table(&b, peak, gpt_flops_per_token(m));

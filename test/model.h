@@ -34,7 +34,7 @@ static void watch_phases(struct gpt *m, void (*on_phase)(struct gpt *)) {
 // Makes all gradients in memory NaN, but not the gaps between tensors: the first micro-step of a step has to overwrite
 // each gradient. Where units' gradients have buffers, the plan's NaNs do that.
 static inline void forget_gradients(struct gpt *m) {
-    for (int i = 0; m->trains && !zero_has_unit_gradients(&m->zero) && i < m->table.num_tensors; i++)
+    for (int i = 0; m->trains && !zero_buffers_gradients(&m->zero) && i < m->table.num_tensors; i++)
         memset((float *)m->zero.grads + m->table.tensors[i].offset, 0xff,
                (size_t)m->table.tensors[i].count * sizeof(float));
 }

@@ -62,7 +62,8 @@ static double predicted_s(const struct auto_case *a) {
 static void a_choice_fits_and_more_memory_never_costs_time(void **state) {
     struct auto_case a;
     auto_open(&a, "--preset gpt2-124m", "");
-    const struct fit_bytes most = fit_peaks(&a.fit, policy_none(12)), least = fit_peaks(&a.fit, policy_uniform(12, 1));
+    const struct fit_bytes most = fit_peaks(&a.fit, policy_keep_all(12)),
+                           least = fit_peaks(&a.fit, policy_uniform(12, 1));
     auto_close(&a);
     for (int room = 0; room < 2; room++) {
         const size_t host = room ? (size_t)8 << 30 : most.host;

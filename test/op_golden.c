@@ -276,7 +276,7 @@ static struct gpt *engine_create(struct device *dev, const struct golden *g, con
     omp_set_num_threads(dev->threads);
     device_open(dev, 0, false);
     dev->matmul = matmul_create(dev);
-    struct gpt *m = gpt_create(config, policy_none(config->model.num_layers), backend, dev);
+    struct gpt *m = gpt_create(config, policy_keep_all(config->model.num_layers), backend, dev);
     gpt_allocate(m);
     forget_gradients(m);
     load_parameters(m, g);

@@ -57,7 +57,7 @@ static void test_activation_bytes(void **state) {
                 struct recompute_policy policy;
                 int64_t bytes;
             } cases[] = {
-                {policy_none(2), all},
+                {policy_keep_all(2), all},
                 {policy_uniform(2, 1), 2 * h * wide},
                 {policy_selective(2, MODULE_CORE_ATTN, &s), all - core},
                 {policy_selective(2, MODULE_NORM, &s), all - norm_outputs},
@@ -65,7 +65,7 @@ static void test_activation_bytes(void **state) {
                 {policy_selective(2, MODULE_MLP, &s), all - act - fc},
                 {policy_selective(2, MODULE_QKV, &s), all - qkv},
                 {policy_selective(2, MODULE_NORM | MODULE_ACTIVATION, &s), all - norm_outputs - act},
-                {policy_block(2, 1), (all + 2 * h * wide) / 2},
+                {policy_full_in_first_layers(2, 1), (all + 2 * h * wide) / 2},
             };
             for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
                 assert_int_equal(policy_bytes_per_token(&cases[k].policy, &s), 2 * cases[k].bytes);

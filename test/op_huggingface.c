@@ -51,7 +51,7 @@ static struct setup setup_of(const char *options) {
     omp_set_num_threads(s.dev->threads);
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
-    s.m = gpt_create(&s.config, policy_none(s.config.model.num_layers), ATTENTION_FLASH, s.dev);
+    s.m = gpt_create(&s.config, policy_keep_all(s.config.model.num_layers), ATTENTION_FLASH, s.dev);
     gpt_allocate(s.m);
     return s;
 }

@@ -205,7 +205,7 @@ static void expect_copy(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     expect(m->copy.keeps == (s->rank == 0 || s->stage > 0), "stage %d: the copy of rank %d", s->stage, s->rank);
     for (int part = 0; part < STATE_PARTS && m->copy.keeps; part++)
-        for (int i = 0; i < s->count && part_is_kept(&m->optimizer, part); i++) {
+        for (int i = 0; i < s->count && part_is_stored(&m->optimizer, part); i++) {
             const int64_t at = shards_own_begin(s, &s->buckets[i]), n = s->buckets[i].shard;
             char *native = (char *)test_alloc((size_t)n * sizeof(float));
             const void *copied = optimizer_copy_read(&m->copy, &m->optimizer, part, at, n, native);

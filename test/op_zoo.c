@@ -33,7 +33,7 @@ struct zoo_model {
     const char *what;
 };
 
-static int rows_of(const struct zoo_model *z) { return z->config.training.micro_batch_size; }
+static int rows_in(const struct zoo_model *z) { return z->config.training.micro_batch_size; }
 
 static void read_options(struct zoo_model *z, const char *folder, const char *more) {
     char *words[MAX_WORDS];
@@ -69,7 +69,7 @@ static struct zoo_model *model_open(const char *folder, enum attention_backend b
     omp_set_num_threads(z->dev.threads);
     device_open(&z->dev, 0, false);
     z->dev.matmul = matmul_create(&z->dev);
-    z->m = gpt_create(&z->config, policy_none(z->config.model.num_layers), backend, &z->dev);
+    z->m = gpt_create(&z->config, policy_keep_all(z->config.model.num_layers), backend, &z->dev);
     gpt_allocate(z->m);
     forget_gradients(z->m);
     const char *problem = model_load_folder(z->m, z->config.checkpoints.init_from, &exact, &error);
@@ -131,7 +131,7 @@ static struct batch batch_of_golden(const struct golden *g, const int32_t *docum
 static void evaluation_equals(struct zoo_model *z) {
     struct gpt *m = z->m;
     const int V = m->shape.V, Vp = m->shape.Vp, rows = shown_rows(z->golden);
-    assert_int_equal(m->loss_chunk, rows_of(z) * z->config.model.seq_length); // one chunk holds all logits
+    assert_int_equal(m->loss_chunk, rows_in(z) * z->config.model.seq_length); // one chunk holds all logits
     const struct loss_sum loss = gpt_evaluate(m, batch_of_golden(z->golden, NULL));
     const double mean = loss_mean(loss);
     compare(z, "loss", &mean, FP32_BOUND / 10);
@@ -160,7 +160,7 @@ static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, 
 }
 // Checks decoding: rows are fed as prompts of different lengths, then token by token to their ends.
 static void decoding_equals(struct zoo_model *z) {
-    const int B = rows_of(z), T = z->config.model.seq_length, prompt = PROMPTS[0];
+    const int B = rows_in(z), T = z->config.model.seq_length, prompt = PROMPTS[0];
     const int32_t *tokens = golden_ints(z->golden, "tokens");
     int32_t *next = (int32_t *)test_alloc((size_t)B * sizeof *next);
     int32_t *positions = (int32_t *)test_alloc((size_t)B * sizeof *positions);
@@ -251,7 +251,7 @@ static void with_backend(const char *folder, enum attention_backend backend) {
 // Checks documents: one begins at every end of a text, and at the front of a row.
 static void with_documents(const char *folder, enum attention_backend backend) {
     struct zoo_model *z = model_open(folder, backend, "--reset-attention-mask --reset-position-ids --eod-token 256");
-    const int T = z->config.model.seq_length, N = rows_of(z) * T;
+    const int T = z->config.model.seq_length, N = rows_in(z) * T;
     const int32_t *tokens = golden_ints(z->golden, "tokens");
     int32_t *starts = (int32_t *)test_alloc((size_t)N * sizeof *starts);
     for (int i = 0; i < N && golden_find(z->golden, "documents.loss"); i++)

@@ -16,7 +16,7 @@ static bool unit_is_streamed(const struct zero *z, int unit) {
            s->first[unit + 1] - s->first[unit] > 2;
 }
 // Returns the part of a unit from `bucket` on, an index over all units: only this bucket if streamed, else the rest.
-static struct stored stored_at(const struct zero *z, int unit, int bucket) {
+static struct stored stored_part(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
     stored.first = bucket;
@@ -43,10 +43,10 @@ static void *stored_gradients(const struct zero *z, int64_t place) {
 }
 
 // Begins, in this phase, to copy the stored sum of a unit's gradients into the unit's buffer. zero_begin_gradients
-// waits. Does nothing unless zero_adds_in_place, in a step's first micro-step, and if the sum is there or on its way.
+// waits. Does nothing without sum_is_in_unit_buffer, in a step's first micro-step, or once the copy has begun.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
-    if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
+    if (!sum_is_in_unit_buffer(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
         return;
     float *sum = unit_gradients(z, unit);
     z->grads_loads[2 * unit] = timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"),
@@ -69,8 +69,8 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
 }
 // Calls load_stored for slot 0 and a whole, nonempty unit, unless it is streamed or its gradients use no slots.
 static void prefetch_stored(struct zero *z, int unit) {
-    if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
-        load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
+    if (z->grads_on_host && !sum_is_in_unit_buffer(z) && !unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_part(z, unit, z->shards.first[unit]), 0);
 }
 // Makes later device work wait until the gradients of unit z->storing are on the host, then sets z->storing to -1.
 // Keeps the unit's buffer live until now. Does nothing if z->storing is -1.
@@ -78,7 +78,7 @@ static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
         return;
-    if (zero_adds_in_place(z))
+    if (sum_is_in_unit_buffer(z))
         timeline_touch(unit_gradients(z, z->storing));
     else
         timeline_touch(stored_slot(z, z->storing, 0));
@@ -106,11 +106,11 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
         zero_gap(z, whole + at - begin, end - at);
 }
 // Prepares a unit's buffer of gradients for its backward, in a new phase. Does nothing without a buffer or elements.
-// With zero_adds_in_place the buffer then holds the stored sum, and the next unit's is on its way; a step's first
+// With sum_is_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; a step's first
 // micro-step only zeroes the gaps. Otherwise the buffer may hold anything, as backward overwrites it.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
-    if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
+    if (!zero_buffers_gradients(z) || unit_elements(z, unit) == 0)
         return;
     timeline_phase(t, PHASES_BACKWARD, -1, "gradients begin");
     zero_prefetch_gradients(z, unit);
@@ -121,7 +121,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     if (z->sums[unit] == UNIT_IN_FLIGHT)
         timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
-    else if (zero_adds_in_place(z))
+    else if (sum_is_in_unit_buffer(z))
         zero_gaps(z, whole, unit);
     z->sums[unit] = UNIT_READY;
 }
@@ -171,13 +171,13 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     if (unit_is_streamed(z, unit))
-        load_stored(z, unit, stored_at(z, unit, s->first[unit]), 0);
+        load_stored(z, unit, stored_part(z, unit, s->first[unit]), 0);
     for (int i = s->first[unit], slot = 0, end; i < s->first[unit + 1]; i = end, slot = 1 - slot) {
-        const struct stored stored = stored_at(z, unit, i);
+        const struct stored stored = stored_part(z, unit, i);
         end = stored.end;
         if (end < s->first[unit + 1]) {
             timeline_transfer_wait(t, &z->grads_stores[1 - slot]);
-            load_stored(z, unit, stored_at(z, unit, end), 1 - slot);
+            load_stored(z, unit, stored_part(z, unit, end), 1 - slot);
         }
         timeline_transfer_wait(t, &z->grads_loads[2 * unit + slot]);
         void *sum = stored_slot(z, unit, slot);
@@ -185,9 +185,9 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Adds a unit's buffer of gradients, once reduced, to the stored sum, in a new phase. With zero_adds_in_place the
+// Adds a unit's buffer of gradients, once reduced, to the stored sum, in a new phase. With sum_is_in_unit_buffer the
 // buffer is the sum already, and its copy to the host begins. Call prefetch_stored before and wait_for_stores after.
-static void collect_gradients(struct zero *z, int unit) {
+static void add_to_stored_sum(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     struct stored all;
@@ -199,7 +199,7 @@ static void collect_gradients(struct zero *z, int unit) {
     all.end = s->first[unit + 1];
     all.place = z->layout->unit_begin[unit] / s->ranks;
     all.n = unit_elements(z, unit) / s->ranks;
-    if (zero_adds_in_place(z)) {
+    if (sum_is_in_unit_buffer(z)) {
         for (int i = all.first; i < all.end; i++)
             TIMELINE_RUN(t, add_squares(z, whole + s->buckets[i].begin - all.place, i, ws));
         store_gradients(z, unit, all, whole, 0);
@@ -210,7 +210,7 @@ static void collect_gradients(struct zero *z, int unit) {
 }
 // Begins to reduce a unit's gradients over the ranks, after the unit's backward: sharded gradients in each micro-step,
 // whole ones in a step's last. zero_add_reduced or the update waits. From stage 1 on only this rank's shards then hold
-// the sum. One rank, instead of reducing, calls collect_gradients if units have buffers. Opens a phase if they do. Does
+// the sum. One rank, instead of reducing, calls add_to_stored_sum if units have buffers. Opens a phase if they do. Does
 // nothing for an empty unit. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
@@ -223,8 +223,8 @@ static void zero_reduce(struct zero *z, int unit) {
         timeline_phase(t, PHASES_BACKWARD, -1, "reduce gradients");
         whole = unit_gradients(z, unit);
         prefetch_stored(z, unit);
-    } else if (zero_has_unit_gradients(z)) {
-        collect_gradients(z, unit);
+    } else if (zero_buffers_gradients(z)) {
+        add_to_stored_sum(z, unit);
         return;
     } else if (s->ranks == 1 || !z->last_micro_step)
         return;
@@ -244,7 +244,7 @@ static void zero_reduce(struct zero *z, int unit) {
 // gradients aren't sharded, or the unit is empty.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
-        collect_gradients(z, unit);
+        add_to_stored_sum(z, unit);
 }
 // Makes later device work wait, in a new phase, for gradients on their way to the host. Does nothing if none go there.
 static void zero_end_gradients(struct zero *z) {

@@ -105,7 +105,7 @@ static void zero_free(struct zero *z) {
 }
 
 // Forgets what units' buffers hold, as a region of the timeline begins. zero_use then waits anew for the last update.
-static void zero_begin_region(struct zero *z) {
+static void zero_forget_buffers(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
@@ -120,20 +120,18 @@ static int64_t unit_elements(const struct zero *z, int unit) {
     return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
 }
 // Whether a unit's parameters are brought into a buffer of the unit for use. Otherwise they are used in z->params.
-static bool zero_has_unit_parameters(const struct zero *z) {
-    return shards_parameters(&z->shards) || z->params_on_host;
-}
+static bool zero_buffers_parameters(const struct zero *z) { return shards_parameters(&z->shards) || z->params_on_host; }
 // Whether backward writes a unit's gradients into an fp32 buffer of the unit. Otherwise it writes them into z->grads.
-static bool zero_has_unit_gradients(const struct zero *z) {
+static bool zero_buffers_gradients(const struct zero *z) {
     return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
 }
 // Whether the stored sum is copied from the host into the unit's buffer of gradients, where backward adds to it.
-static bool zero_adds_in_place(const struct zero *z) {
+static bool sum_is_in_unit_buffer(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
 // Whether backward adds to the sum of earlier micro-steps in a gradient's memory. If not, it overwrites what is there.
 static bool zero_adds(const struct zero *z) {
-    return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
+    return z->adds_up && (!zero_buffers_gradients(z) || sum_is_in_unit_buffer(z));
 }
 // The number of bytes of this rank's stored gradients (z->grads), on the device or the host.
 static size_t zero_gradients_bytes(const struct zero *z) {
@@ -157,13 +155,13 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
 }
 
 // Returns the buffer of a unit's parameters in a pass, live in this phase; NULL when planning. Call it only where
-// zero_has_unit_parameters. zero_prefetch begins to fill it; it holds the parameters from zero_use on.
+// zero_buffers_parameters. zero_prefetch begins to fill it; it holds the parameters from zero_use on.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
                                      "unit's parameters", unit_layer(z, unit));
 }
-// Returns the buffer of a unit's gradients, where zero_has_unit_gradients, live in this phase; NULL when planning.
+// Returns the buffer of a unit's gradients, where zero_buffers_gradients, live in this phase; NULL when planning.
 static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
@@ -172,7 +170,7 @@ static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base
 
 // Returns the address of a whole parameter of z, live in this phase; NULL when planning. Call zero_use before.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
-    if (zero_has_unit_parameters(z)) {
+    if (zero_buffers_parameters(z)) {
         const int unit = unit_of(z->table, t);
         floatX *gathered = unit_parameters(z, pass, unit);
         return gathered ? gathered + t->offset - z->layout->unit_begin[unit] : NULL;
@@ -182,7 +180,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
 // Returns the address at which backward writes a tensor's fp32 gradient, live in this phase; NULL when planning. Call
 // zero_begin_gradients for the tensor's unit before.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
-    if (zero_has_unit_gradients(z)) {
+    if (zero_buffers_gradients(z)) {
         const int unit = unit_of(z->table, t);
         float *whole = unit_gradients(z, unit);
         return whole ? whole + t->offset - z->layout->unit_begin[unit] : NULL;
@@ -238,7 +236,7 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
-    if (!zero_has_unit_parameters(z) || *state != UNIT_ABSENT || unit_elements(z, unit) == 0)
+    if (!zero_buffers_parameters(z) || *state != UNIT_ABSENT || unit_elements(z, unit) == 0)
         return;
     floatX *whole = unit_parameters(z, pass, unit);
     const int64_t begin = z->layout->unit_begin[unit];
@@ -260,7 +258,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
-    if (!zero_has_unit_parameters(z)) {
+    if (!zero_buffers_parameters(z)) {
         if (*state == UNIT_ABSENT && gathers_may_be_in_flight(z, pass) && !t->planning)
             unit_wait(z, z->params_tickets, unit);
         *state = UNIT_READY;
