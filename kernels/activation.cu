@@ -10,13 +10,13 @@
 #ifdef TARGET_CUDA
 
 // Every kernel here moves 4 to 10 bytes of bf16 per element and is meant to be bound by memory: scripts/count_sass.py
-// checks the instructions per element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
+// checks the instructions per element. A thread makes one 16-byte access. WHOLE: all rows are whole, aligned accesses.
 enum { ACTIVATION_THREADS = 256 };
 
 DEVICE_FUNCTION int64_t activation_first_element(void) {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
 }
-// Returns a pack in fp32: where WHOLE, by one aligned access; else min(count, PACK) elements, at any address, then 0.
+// Loads a pack in fp32. Unless WHOLE, `from` may have any alignment, and elements from `count` on are 0.
 template <bool WHOLE> DEVICE_FUNCTION struct packed_floats activation_load(const floatX *from, int64_t count) {
     return packed_to_floats(WHOLE ? packed_load(from) : packed_load_some(from, count));
 }
@@ -26,7 +26,7 @@ template <bool WHOLE> DEVICE_FUNCTION void activation_store(floatX *to, const st
     else
         packed_store_some(to, value, count);
 }
-// Whether each row of `width` elements of a, b and c begins and ends with a whole, aligned pack; NULL: yes.
+// Whether each row of `width` elements of a, b and c consists of whole, aligned packs. NULL counts as aligned.
 static inline bool activation_whole(int64_t width, const void *a, const void *b, const void *c) {
     return width % PACK == 0 && packed_aligned(a) && packed_aligned(b) && packed_aligned(c);
 }
@@ -147,7 +147,7 @@ void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int
                          : kernel<false, false>),                                                                         \
            activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), __VA_ARGS__, amax)
 
-// Returns this block's row, which the blocks along the grid's x share; N or more: the block, at z's end, has no row.
+// Returns the row that this block, with its neighbors along the grid's x, works on; N or more where there is none left.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
 
 static inline dim3 activation_grid(int64_t N, int F) {
@@ -241,7 +241,7 @@ struct packed_gate_up {
 
 #else
 
-// Overwrites bias_partial by a second pass over din; NULL: skipped, as in the CPU's model: wgrad's GEMM sums there.
+// Sums in a second pass over din. The model on the cpu target passes NULL: its weight gradients' products sum instead.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev) {
     if (bias_partial == NULL)
         return;

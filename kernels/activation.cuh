@@ -2,8 +2,8 @@
 // was defined, by the error function; squared ReLU (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU and GeGLU (Shazeer
 // 2020, arXiv 2002.05202), with GELU in its tanh form.
 //
-// A pointwise activation is a function NAME and its derivative NAME_derivative: of a float for the cuda target; for the
-// cpu vecs_NAME and vecs_NAME_derivative, of FLOATX_VECS vectors. POINTWISE_ACTIVATION(NAME) makes of them
+// A pointwise activation is a function and its derivative: NAME and NAME_derivative, of a float, for the cuda target;
+// vecs_NAME and vecs_NAME_derivative, of FLOATX_VECS vectors, for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
 //
 //   NAME_forward(out, in, n, amax, dev)                               out = NAME(in)
 //   NAME_backward(din, bias_partial, dout, in, N, F, amax, dev)       din = dout * NAME_derivative(in); din may be dout
@@ -14,9 +14,9 @@
 //   NAME_forward    out = f(gate) * up
 //   NAME_backward   dgate = dout * up * f'(gate), dup = dout * f(gate)
 //
-// All merge the amax of what they write into *amax, as kernels/amax.cuh says; NULL: no amax is taken. Backward writes
-// bias_partial (activation_bias_num_runs(N), width): the sums of din's columns, as stored, over chunks of rows, which
-// column_sums adds up to the gradient of the bias before the activation; NULL: no sums.
+// Each merges the largest magnitude of what it stores into *amax (kernels/amax.cuh), unless amax is NULL. Backward also
+// stores the sums of din's columns over chunks of rows in bias_partial (activation_bias_num_runs(N), width), unless
+// that is NULL. column_sums adds these up to the gradient of the bias before the activation.
 #pragma once
 #include "kernels/device.cuh" // floatX
 #include <sys/cdefs.h>        // __BEGIN_DECLS
@@ -29,13 +29,14 @@ typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F,
 typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up, int64_t N,
                             int F, uint32_t *amax, struct device *dev);
 
-// Rows of a chunk of bias_partial: its sums are 2 % of backward's bytes; 16,384 rows of 3072 make 3 waves on an H200.
+// Rows of a chunk of bias_partial. Its sums are 2 % of backward's bytes. 16,384 rows of 3072 make 3 waves on an H200.
 enum { ACTIVATION_BIAS_ROWS = 64 };
 static inline int64_t activation_bias_num_runs(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
 __BEGIN_DECLS
-// bias_partial (activation_bias_num_runs(N), width) = din's (N, width) sums by ACTIVATION_BIAS_ROWS rows; NULL: skipped
+// bias_partial (activation_bias_num_runs(N), width) = the sums of din's (N, width) columns over each
+// ACTIVATION_BIAS_ROWS rows. Does nothing where bias_partial is NULL.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev);
 
 // A row for each activation: POINTWISE(NAME) or GATED(NAME, f). kernels/activation_fp8.cuh takes the same rows.

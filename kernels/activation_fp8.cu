@@ -6,7 +6,7 @@
 
 #ifdef TARGET_CUDA
 
-// Merges into scale->amax the amax of from's outputs, each (M, N), multiples of 16; nothing if scale->delayed is not 0.
+// Merges the largest magnitude of from's outputs, each (M, N), into scale->amax, unless scale->delayed is set (not 0).
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     activation_amax_kernel(struct fp8_scale *scale, const source from, int64_t M, int64_t N) {
@@ -33,8 +33,8 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     }
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
-// Merges the amax of the source's outputs, each (N, F), into to.scale->amax, and casts the outputs, beside each other,
-// into one matrix: by to.scale->delayed or, where that is 0, by to.scale->amax. workspace NULL: only without to.dbias.
+// Casts the source's outputs, each (N, F), side by side into one FP8 matrix, and merges their amax into to.scale->amax.
+// The scale is to.scale->delayed or, where that is 0, the amax's. workspace may be NULL where to.dbias is NULL.
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {
@@ -44,7 +44,7 @@ static void activation_cast(struct fp8_cast to, const source &from, int64_t N, i
     fp8_cast_tiles(to, from, N, F, workspace, dev);
 }
 
-// The sources below read this: dout (N, F), NULL in forward; in (N, F), of a gated activation gate and up (N, 2F).
+// What the sources below read: dout (N, F), NULL in forward, and `in`, (N, F) or, of a gated activation, (N, 2F).
 struct activation_arrays {
     const floatX *dout, *in;
     int64_t F;
@@ -59,7 +59,7 @@ struct gated_eight {
     struct fp8_eight dout, gate, up;
 };
 
-// Returns eight numbers rounded to floatX, as they are before the cast to FP8.
+// Rounds eight numbers to floatX, as ops do to their results before a cast to FP8.
 DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_COLUMNS]) {
     struct fp8_eight result;
 #pragma unroll
@@ -160,7 +160,7 @@ DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_C
 
 #else
 
-// Does what the cuda target's activation_cast does with the 1 or 2 `outputs`, each (N, F), that `fill` makes of `from`.
+// Casts 1 or 2 `outputs`, each (N, F), which `fill` computes from `from`, as the cuda target's activation_cast does.
 static void activation_cast(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, int64_t N, int F,
                             void *workspace, struct device *dev) {
     const bool delayed = to.scale->delayed != 0;

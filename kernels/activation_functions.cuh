@@ -31,15 +31,15 @@ struct gate_gradient {
 };
 
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
-// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). The last term takes x as 64 at most, where s (1 - s) < 2^-92: an
-// s that the approximate reciprocal leaves a unit in the last place beside 1 would give 2^-23, times any x.
+// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). In the last term x counts as 64 at most, from where s (1 - s) <
+// 2^-92: else a large x would multiply the error of an s that the approximate reciprocal leaves just beside 1.
 DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
     const float s = logistic(x), product = fminf(x, 64.0f) * s;
     const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
     return result;
 }
 
-// Returns sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3); square: x^2, or less where sigma is 0 or 1 anyway.
+// Returns sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). square is x^2, or less where sigma is 0 or 1 anyway.
 DEVICE_FUNCTION float gelu_logistic(float x, float square) {
     if (sizeof(floatX) == 2) // 2u and -log2(e) in one: -1.5957691216 log2(e), and that times 0.044715
         return reciprocal_approx(1.0f + exp2_approx(x * fmaf(-0.1029432397f, square, -2.3022081987f)));
@@ -48,7 +48,7 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u), u as in gelu_logistic
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
 // Returns s = sigma(2u), u as in gelu_logistic, and gelu'(x) = s + x s (1 - s) 2u'. x counts as 8 at most: from there
-// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: from there on s is 0 for a negative x, and 0 u' could be NaN.
+// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: s is 0 for such a negative x, and 0 times an infinite u' is NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
     const float s = gelu_logistic(x, square), product = least * s;

@@ -16,9 +16,9 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// Updates, if check is finite or NULL, the first `count` (0 to 4) of r's [at, at + 4), fewer where their tensor ends;
-// *index = its row. All of a warp call, lane l at element 4 l of a block. Returns the elements' largest fp8_magnitude,
-// updated or not; without AMAX 0. Loads come first: waiting for check or row would double idle time.
+// Updates the first `count` (0 to 4) of r's elements [at, at + 4), as far as their tensor goes, if check is NULL or
+// finite. Sets *index to the tensor's row, and returns the elements' largest fp8_magnitude, 0 without AMAX. All lanes
+// of a warp call, lane l for element 4 l of a block. Loads are first: to wait for check or row doubles idle time.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,
@@ -60,7 +60,7 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
-// Updates four elements a thread; AMAX: merges amaxes. 4 blocks an SM, 64 registers a thread, keep loads under way.
+// Updates four elements a thread, and with AMAX merges the tensors' amaxes. Four blocks an SM keep loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
     adamw_kernel(struct adamw_range r, struct flat_tensors tensors, struct adamw_factors factors,
@@ -82,7 +82,7 @@ void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adam
 
 #else
 
-// Part of a tensor, `count` elements of each: g, m and v are fp32, or with `narrow` bf16.
+// A part of a tensor, `count` elements in each array. g, m and v are fp32, or bf16 where `narrow`.
 struct adamw_part {
     floatX *params;
     uint16_t *remainder; // NULL: none
@@ -90,7 +90,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part by its tensor's f. split: with a remainder; narrow: bf16 states. One loop: two take a fifth longer.
+// Updates a part, by its tensor's f. split: there is a remainder. narrow: states are bf16. Two loops would be slower.
 ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
@@ -116,7 +116,7 @@ ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_fa
         }
     }
 }
-// Updates r's [at, at + count), of one tensor, by its f and rounding. STATE_BLOCK divides `at`; count <= FLAT_PART.
+// Updates r's elements [at, at + count), in the tensor of f and `rounding`; at % STATE_BLOCK = 0, count <= FLAT_PART.
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];
@@ -146,7 +146,7 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
-// Updates, if `finite`, r's [begin, end), FLAT_PART at most; always merges amaxes. begin: a block's first; f: a step's.
+// Updates r's [begin, end), at most FLAT_PART elements, if `finite`, and merges amaxes in any case. f is the step's.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
     int row = -1;

@@ -12,7 +12,7 @@ struct adamw {
     uint64_t seed;    // of stochastic rounding
 };
 
-// A range of the flat buffers, of any tensors. Moments: FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and _ROOT (v).
+// A range of the flat buffers. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT for m and FORMAT_8BIT_ROOT for v.
 struct adamw_range {
     floatX *params;      // (n)
     uint16_t *remainder; // (n) FORMAT_REMAINDER, only in bf16 builds; NULL: none
@@ -26,14 +26,14 @@ struct adamw_range {
     int64_t begin; // the range's first element in the flat buffers, a multiple of STATE_BLOCK
 };
 
-// Factors of a step; adamw_tensor_factors makes a tensor's of them.
+// The factors of a step. adamw_tensor_factors turns them into a tensor's factors.
 struct adamw_factors {
     float grad_scale, beta1, rest1, beta2, rest2, eps; // rest = 1 - beta
     float step_size;                                   // lr / (1 - beta1^step)
     float inverse_root;                                // 1 / sqrt(1 - beta2^step)
     float decay, keep;                                 // lr weight_decay, 1 - lr weight_decay
 };
-// Returns a step's factors, of no tensor yet. Computes in double: 1 - beta2^step loses three digits in fp32 at step 1.
+// Returns a step's factors. Computes them in double: 1 - beta2^step loses three digits in fp32 at step 1.
 static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     const double correction1 = 1 - pow((double)a.beta1, (double)a.step);
     const double correction2 = 1 - pow((double)a.beta2, (double)a.step);
@@ -50,7 +50,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
-// Returns an element's new value; updates *m and *v. grad: not scaled yet by f.grad_scale. f: the tensor's.
+// Updates an element's moments *m and *v, and returns its new value. f has its tensor's factors, and scales grad.
 HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, struct adamw_factors f) {
     const float g = grad * f.grad_scale;
     const float first = f.beta1 * *m + f.rest1 * g, second = f.beta2 * *v + f.rest2 * (g * g);
@@ -64,20 +64,20 @@ __BEGIN_DECLS
 // With g = grads * grad_scale:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   value = (1 - lr weight_decay) value - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
-// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder (exact). Without a remainder it
-// is the bf16 parameter, which is rounded stochastically: to nearest it would lose changes under 2^-9 of it. The step
-// takes the moments before they are rounded. bf16 m is rounded to nearest; bf16 v stochastically, since at
-// beta2 = 0.998 and more v falls by less than nearest notices; 8-bit codes are the nearest.
+// in fp32. value is the fp32 parameter, or the bf16 parameter joined exactly with its remainder. A bf16 parameter
+// without a remainder is rounded stochastically, as rounding to nearest would lose changes below 2^-9 of it. The step
+// takes the moments before they are rounded. A bf16 m is rounded to nearest, a bf16 v stochastically: at beta2 = 0.998
+// and more v falls by less than rounding to nearest notices. 8-bit moments get the nearest code.
 // One launch moves 20 bytes per parameter for fp32 gradients and moments, and 8 for the parameter with its remainder.
-// tensors: the table of the flat buffers. A row says what lr is multiplied by, whether the tensor decays (weight_decay
-// is 0 where not), the key of rounding, and where the amax is taken: of the parameters after the update, also where
-// nothing is changed, so that an amax may be cleared before each update. Gaps between tensors are not written.
-// check (1): grad_scale multiplies adamw.grad_scale; where not finite r's buffers don't change. NULL: scale 1, finite.
+// tensors is the table of the flat buffers. A row says what its tensor's lr is multiplied by, whether the tensor
+// decays, and where to take the amax of its parameters after the update; its index is the key of rounding. The amax is
+// taken even if nothing changes, so that it may be cleared before each update. Gaps between tensors are not written.
+// check's (1) grad_scale multiplies adamw's. If check is not finite nothing in r changes. NULL: finite, scale 1.
 void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                   const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
-// Returns the rounding of an update, with its seed and step, of no tensor yet: tensor_rounding sets the tensor.
+// Returns the rounding of an update, with its seed and step. tensor_rounding then sets the tensor.
 static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     struct rounding rounding;
     rounding.seed = adamw->seed;

@@ -1,6 +1,6 @@
-// The amax of what an op stores: the largest magnitude among the elements, for the scale of their cast to FP8
-// (kernels/fp8/fp8.cuh). The op merges it on the way into *amax, in the device's memory: the maximum of *amax and
-// fp8_magnitude of each element as rounded and stored. A maximum of integers, so that no order changes its bits.
+// The amax of what an op stores is the largest magnitude among the elements, which gives the scale of their cast to FP8
+// (kernels/fp8/fp8.cuh). The op merges it into *amax, in the device's memory, which becomes the maximum of itself and
+// of fp8_magnitude of each element as stored. That is a maximum of integers: no order changes its bits.
 #pragma once
 #include "kernels/device.cuh"  // floatX
 #include "kernels/fp8/fp8.cuh" // fp8_magnitude
@@ -42,7 +42,7 @@ DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t
 
 #else
 
-// Returns the largest fp8_magnitude in x (n): an op's part that the nearest cache still holds, after its own loops.
+// Returns the largest fp8_magnitude in x (n), which an op has just written and the nearest cache still holds.
 static inline uint32_t amax_elements(const floatX *x, int64_t n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -57,12 +57,12 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
            !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
-// Merges the maximum over x (n) into *amax; does nothing where amax is NULL.
+// Merges the largest fp8_magnitude in x (n) into *amax. Does nothing where amax is NULL.
 static inline void amax_merge_elements(uint32_t *amax, const floatX *x, int64_t n) {
     if (amax != NULL)
         amax_merge(amax, amax_elements(x, n));
 }
-// Merges the maximum of `count` rows of n elements, `stride` elements apart; does nothing where amax is NULL.
+// Merges the largest fp8_magnitude in `count` rows of n elements, `stride` elements apart, into *amax, if not NULL.
 static inline void amax_merge_rows(uint32_t *amax, const floatX *rows, int64_t stride, int64_t count, int64_t n) {
     uint32_t largest = 0;
     if (!amax)

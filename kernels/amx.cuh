@@ -45,7 +45,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// Whether the CPU has AMX-BF16 and Linux permits this process to use it: each call asks for that, as amx_begin needs.
+// Whether the CPU has AMX-BF16 and Linux lets this process use it. Asks Linux for that, which amx_begin depends on.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))
@@ -53,7 +53,7 @@ static inline bool amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
-// Sets up this thread's eight tiles, of 16 rows of 64 bytes, all 0, until amx_end. Only after amx_available was true.
+// Gives this thread its eight tiles, 16 rows of 64 bytes each, all 0, until amx_end. amx_available must have been true.
 static inline void amx_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];

@@ -1,7 +1,7 @@
-// Blocks of 32 x 32 on the CPU: packed operands, and their product, for attention and kernels/matmul/tiles.cuh. An
-// operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
-// row-major in both layouts. A right operand (B) is row-major in fp32, in bf16 two VNNI tiles of words, columns 0 to 15
-// and 16 to 31: row r of a tile has the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks align to 64.
+// Matrix products on the CPU by packed blocks of 32 x 32, for attention and kernels/matmul/tiles.cuh. An operand is a
+// row of blocks, of fp32 or bf16 (enum block_layout). A left operand's blocks (A) are row-major, and so are a right
+// operand's (B) in fp32. In bf16 B has two VNNI tiles of words, columns 0 to 15 and 16 to 31: row r of a tile has the
+// pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks are aligned to 64 bytes.
 #pragma once
 #include "kernels/amx.cuh"     // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh"  // floatX, bf16
@@ -13,7 +13,7 @@ enum { PRODUCT_STEPS = 12 }; // blocks that one product sums over, at most
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
-// out = in^T, 32 x 32 fp32, `out` dense and elsewhere; in_stride: elements from one row of `in` to the next
+// out (32, 32) = in^T, in fp32. `out` is dense and does not overlap `in`, whose rows are in_stride elements apart.
 static inline void block_transpose(float *out, const float *in, int in_stride) {
     for (int i = 0; i < BLOCK; i += 16)
         for (int j = 0; j < BLOCK; j += 16)
@@ -29,7 +29,7 @@ enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
 // UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
 enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
 
-// Returns the unit that multiplies blocks of floatX on this CPU; a build of bf16 asks Linux for AMX (amx_available).
+// Returns the unit that multiplies blocks of floatX on this CPU. In bf16 builds asks Linux for the use of AMX.
 static inline enum block_unit blocks_unit(void) {
     if (sizeof(floatX) != sizeof(bf16))
         return UNIT_FP32;
@@ -43,7 +43,7 @@ static inline enum block_layout blocks_layout(enum block_unit unit) {
         return LAYOUT_FP32;
     return BF16_DOT || unit == UNIT_AMX ? LAYOUT_BF16 : LAYOUT_FP32;
 }
-// Prepares the thread, before its first product, for the unit; after its last product the thread calls blocks_end.
+// Prepares this thread for products on the unit. After its last product the thread calls blocks_end.
 static inline void blocks_begin(enum block_unit unit) {
     if (unit == UNIT_AMX)
         amx_begin();
@@ -60,8 +60,8 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
-// C (32 x 32) = the sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32), or +=
-// where `accumulate`; a_step, b_step: in blocks. 8 x 32 sums in registers, 16 chains, hide the two FMA units' latency.
+// C (32 x 32) = the sum of the products of blocks A[s * a_step] . B[s * b_step], s < steps <= PRODUCT_STEPS, or +=
+// where `accumulate`; steps count blocks. 8 x 32 sums in registers, 16 chains, hide the two FMA units' latency.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
     enum { ROWS = LANES == 16 ? 8 : 4, VECS = 2, COLUMNS = VECS * LANES };
@@ -93,8 +93,8 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 }
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
 #define UNIT_DOT_NAME "NEON bf16 mmla"
-// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2,
-// twice the work of BFDOT, on pairs of A's rows and B's columns. A is put in order once: left[step][k / 4][row / 2].
+// Computes block_product_fp32's C for a and b in LAYOUT_BF16, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2, on pairs of A's
+// rows and of B's columns, twice the work of BFDOT. A is put in that order once: left[step][k / 4][row / 2].
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
@@ -158,7 +158,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
 }
 #else
 #define UNIT_DOT_NAME VEC_DOT_NAME
-// Sums products of blocks as block_product_fp32 does, a and b in LAYOUT_BF16, by vec_dot.
+// Computes block_product_fp32's C for a and b in LAYOUT_BF16, by vec_dot.
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum {
@@ -198,7 +198,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
         }
 }
 #endif
-// Sums as block_product_fp32 does, a and b in LAYOUT_BF16, on AMX tiles. The thread has called blocks_begin(UNIT_AMX).
+// Computes block_product_fp32's C for a and b in LAYOUT_BF16, on AMX tiles, after this thread's blocks_begin(UNIT_AMX).
 static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { ROW_BYTES = BLOCK * sizeof(float), HALF = BLOCK_ELEMENTS / 2 };
@@ -239,7 +239,7 @@ static inline const char *blocks_describe(void) {
     }
     return "";
 }
-// Sums as block_product_fp32 does, by the unit, between the thread's blocks_begin and blocks_end. a, b: in its layout.
+// Computes block_product_fp32's C on the unit, in whose layout a and b are. The thread has called blocks_begin for it.
 static inline void block_product(enum block_unit unit, float *c, const void *a, int a_step, const void *b, int b_step,
                                  int steps, bool accumulate) {
     switch (unit) {
@@ -260,7 +260,7 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Converts n elements, BLOCK at most, to the layout, at the start of `row`; the rest stays. A constant n: by vectors.
+// Converts n <= BLOCK elements to the layout, at the start of `row`. A constant n lets the compiler use vectors.
 ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -313,8 +313,9 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X = rows (count, D), as pack_rows does, to x and X^T to `transposed`, as left operands; block s has columns 32
-// s on of X, rows 32 s on of X^T. NULL: not wanted. D <= MAX_HEAD_DIM. VNNI pairs of rows are X^T transposed by words.
+// Packs X = rows (count, D) into x, and its transpose X^T into `transposed`, as left operands. Block s has the columns
+// of X, which are rows of X^T, from 32 s on. x or `transposed` may be NULL. D <= MAX_HEAD_DIM. In bf16, VNNI pairs of
+// X's rows, transposed as words, are X^T.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
@@ -333,7 +334,7 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
     }
 }
 
-// Packs as pack_left does, but x and `transposed` as right operands. NULL: not wanted.
+// Packs X and X^T as pack_left does, but as right operands. x or `transposed` may be NULL.
 ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                               int64_t stride, int count, int D) {
     if (layout == LAYOUT_FP32) {

@@ -23,46 +23,46 @@ enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 
 struct collectives; // one per process; its members are the target's own
 
-// Returns the bytes of the device's memory that collectives need as scratch; 0: none. largest_shard: elements of a
+// Returns the bytes of scratch that collectives need in the device's memory; it may be 0. largest_shard: elements of a
 // rank's shard in the largest reduce-scatter. wire_bf16: gradients travel as bf16. largest_exchanged_bytes: of the
-// messages that a rank sends and receives in the largest exchange, the same on all ranks; 0: there is none.
+// messages that a rank sends and receives in the largest exchange, the same on all ranks; 0 without exchanges.
 static size_t collectives_scratch_bytes(int64_t largest_shard, int ranks, enum collectives_kind kind, bool wire_bf16,
                                         size_t largest_exchanged_bytes, const struct device *dev);
-// Opens the collectives between the ranks of `parallel`, for all but NCCL after parallel_open_exchange; every rank
-// calls this, then collectives_set_scratch. *c stays where it is until closed. Sizes: as in collectives_scratch_bytes;
-// largest_gathered_bytes: a rank's part of the largest all-gather. On return NCCL holds all device memory for them.
+// Opens the collectives between the ranks of `parallel`; every rank calls this, then collectives_set_scratch. All kinds
+// but NCCL need parallel_open_exchange first. *c must not move until closed. largest_gathered_bytes is a rank's part of
+// the largest all-gather, other sizes are collectives_scratch_bytes's. On return NCCL has its memory.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_shard, size_t largest_gathered_bytes,
                              size_t largest_exchanged_bytes, struct device *dev);
-// Sets the scratch before the first collective: collectives_scratch_bytes on the device, aligned to 16; 0 bytes: any.
+// Sets `scratch`, collectives_scratch_bytes of the device's memory, aligned to 16, before the first collective.
 static inline void collectives_set_scratch(struct collectives *c, void *scratch);
-// Waits for collectives in flight, as all-gathers of the last step's parameters; closes and zeroes *c, which is open.
+// Waits for the collectives in flight, such as the last step's all-gathers; closes and zeroes *c, which must be open.
 static void collectives_close(struct collectives *c, struct device *dev);
 
-// Begins, on every rank, a reduce-scatter: out (shard) = the ranks' sum of this rank's shard of buffer (ranks, shard),
-// in elements; with wire_bf16 terms and sum are rounded to bf16. `out` is that shard of `buffer`, or elsewhere; the
-// rest of `buffer` is scratch. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
+// Begins a reduce-scatter; every rank calls this. out (shard) = the sum over the ranks of this rank's row of buffer
+// (ranks, shard); with wire_bf16 terms and sum are rounded to bf16. `out` may be that row, and the rest of `buffer`
+// becomes scratch. Copies `name`, for messages. Returns a ticket for collective_wait, 0 if the work is done already.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t shard,
                                           const char *name, struct device *dev);
-// Begins, on every rank, an all-gather: buffer (ranks, bytes) = every rank's `own` (bytes), which is its place in
-// `buffer` or elsewhere. name: for messages, copied. Returns a ticket for collective_wait; 0: done already.
+// Begins an all-gather; every rank calls this. buffer (ranks, bytes) = every rank's `own` (bytes), which may be its row
+// of `buffer`. Copies `name`, for messages. Returns a ticket for collective_wait, 0 if the work is done already.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
-// Begins an exchange of lists of messages in the device's memory, which do not overlap and have largest_exchanged_bytes
-// at most in all: the i-th that rank a sends to rank b, or itself, is the i-th that b receives from a, of as many
-// bytes. Every rank begins it, also with empty lists. Lists and name are copied. Returns a ticket (0: done already).
+// Begins an exchange of messages in the device's memory; every rank calls this, even with empty lists. The i-th message
+// that rank a sends to rank b, or to itself, becomes the i-th that b receives from a, of as many bytes. Messages do not
+// overlap, and have largest_exchanged_bytes at most in all. Copies lists and name. Returns a ticket, 0 if done already.
 static uint64_t collective_exchange(struct collectives *c, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev);
-// Makes the collectives that begin from here on wait for a transfer to the device. The device waits as well only where
-// collectives do not run beside it. transfer: the ticket, not 0, for which the caller calls transfer_wait too.
+// Makes the collectives that begin from here on wait for a transfer to the device. The device itself goes on, where
+// collectives run beside it. `transfer` is the ticket, not 0; the caller still calls transfer_wait for it.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
-// Makes work enqueued from here on wait for the ticket's collective: on the cpu target by waiting. Ticket 0: no wait.
-// Cuts recorded segments for any ticket. On a GPU a ticket other than 0 ends the program while a graph is recorded.
+// Makes the work that is enqueued from here on wait for the ticket's collective; the cpu target waits at once. Ticket 0
+// waits for nothing. Any ticket cuts recorded segments. While a graph is recorded, all but 0 end the program.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
-// Sets the seconds so far in collectives that are done: *busy_s in which they ran, waiting for other ranks included,
-// *waited_s in which the device waited for them. Some may be of a step that is enqueued already.
+// Sets *busy_s to the seconds so far in which collectives ran, their waits for other ranks included, and *waited_s to
+// the seconds in which the device waited for them. Only finished collectives count, maybe of a step just enqueued.
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s);
 
 // Returns the bytes that each rank sends in a reduce-scatter or an all-gather of shards of shard_bytes.
@@ -167,7 +167,7 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(c->parallel->control);
 }
 
-// Returns a copy of list (count), to be freed, with data in staging memory from *at on, unfilled; advances *at.
+// Returns a copy of list (count), to be freed, with unfilled data in staging memory from *at on, and advances *at.
 static struct exchange_message *staged_messages(const struct exchange_message *list, int count, char **at) {
     struct exchange_message *staged = (struct exchange_message *)calloc((size_t)count + 1, sizeof *staged);
     if (!staged)
@@ -202,8 +202,8 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// Calls segments_cut, before anything of a collective is enqueued. Ends the program while a graph is recorded: the
-// graph would wait for the same collective each time that it runs, and begin none. what: for the message.
+// Calls segments_cut, and so comes before anything of a collective is enqueued. Ends the program while a graph is
+// recorded: each run of the graph would wait for the same collective, and begin none. `what` is for the message.
 static void collectives_leave_graph(struct device *dev, const char *what) {
     segments_cut(dev);
     if (dev->recording)
@@ -356,7 +356,7 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
 }
-// Copies up to this transfer now: the work thread can't wait for the time that a copy seems to take, the device does.
+// Copies up to this transfer at once. An imitated bus does not delay the work thread; only the device waits for it.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
     transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }

@@ -20,8 +20,8 @@
 #endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
-// Collectives in flight, at most, as each has its own events: with so many the host waits for the oldest. llama3-8b at
-// stage 1 begins 1980 in a step (990 buckets of 32 MiB): the GPU does not wait for a host still half a step ahead.
+// The largest number of collectives in flight: each has its own events, and with so many the host waits for the oldest.
+// A step of llama3-8b at stage 1 begins 1980 (990 buckets of 32 MiB): the host may be half a step ahead of the GPU.
 enum { NCCL_EVENTS = 1024 };
 
 struct nccl_queue {
@@ -45,7 +45,7 @@ static const char *nccl_hint(ncclResult_t status) {
                "--collectives sockets";
     return "NCCL_DEBUG=INFO shows what NCCL tried";
 }
-// Ends the program where `status` is an error, with call and place; comm NULL: there is none yet. For nccl_check.
+// Ends the program if `status` is an error; the message has the call and its place. comm is NULL before there is one.
 static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
     if (status != ncclSuccess)
         fail("%s:%d: %s: %s: %s; %s", file, line, call, ncclGetErrorString(status), ncclGetLastError(comm),
@@ -60,7 +60,7 @@ static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
     return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
 }
-// Adds to q's times collective n's, which is done; q->mutex is held. A stream that is not at its wait yet waited 0 s.
+// Adds the times of finished collective n to q's; the caller holds q->mutex. A wait that is not reached yet counts 0 s.
 static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
     const uint64_t i = n % NCCL_EVENTS;
     q->busy_s += nccl_seconds(q->started[i], q->done[i]);
@@ -69,7 +69,7 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Locks q->mutex, adds the times of collectives done by now, and tells q->control; returns how many are in flight.
+// Returns how many collectives are in flight. Adds the times of those newly done, tells q->control. Locks q->mutex.
 static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -80,8 +80,8 @@ static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return in_flight;
 }
-// Polls the collectives and NCCL's error, on the control thread. A failure that NCCL finds leaves its kernels waiting
-// for ever, and with them the thread that trains: the process ends, which the other ranks' control threads notice.
+// Polls the collectives and NCCL's error, on the control thread. Ends the process where NCCL has failed, which the
+// other ranks' control threads notice: its kernels would wait for ever, and with them the thread that trains.
 static void nccl_queue_poll(void *argument) {
     struct nccl_queue *const q = (struct nccl_queue *)argument;
     cudaSetDevice(q->device_index); // for this thread, whose queries would otherwise open the first device
@@ -136,7 +136,7 @@ static __global__ void known_check_bytes_kernel(unsigned *wrong, const uint8_t *
         atomicAdd(wrong, 1u);
 }
 
-// Waits for the queue. Ends the program where *wrong, on the device, counts wrong elements; else *wrong becomes 0.
+// Waits for the queue, and ends the program where *wrong, on the device, is not 0: it counts wrong elements.
 static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *name, size_t elements) {
     unsigned count = 0;
     cuda_check(cudaMemcpyAsync(&count, wrong, sizeof count, cudaMemcpyDeviceToHost, q->device.stream));
@@ -148,7 +148,7 @@ static void nccl_check_known(struct nccl_queue *q, unsigned *wrong, const char *
             "or NCCL_PROTO=Simple in the environment may avoid what is broken, and NCCL_DEBUG=INFO shows what NCCL chose",
             q->rank, name, elements, count);
 }
-// Sums known addends in buffer (ranks, elements) on every rank; a wrong sum ends the program. *wrong (device): 0 first.
+// Tests a reduce-scatter of known numbers in buffer (ranks, elements). A wrong sum ends the program. *wrong must be 0.
 template <typename T>
 static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, ncclDataType_t type, unsigned *wrong) {
     const int64_t all = elements * q->ranks, begin = elements * q->rank;
@@ -160,7 +160,7 @@ static void nccl_warm_up_sum(struct nccl_queue *q, T *buffer, int64_t elements, 
            (const T *)buffer + begin, elements, begin, q->ranks);
     nccl_check_known(q, wrong, "reduce-scatter", (size_t)elements);
 }
-// Gathers known bytes in buffer (ranks, bytes) on every rank; a wrong byte ends the program. *wrong (device): 0 first.
+// Tests an all-gather of known bytes in buffer (ranks, bytes). A wrong byte ends the program. *wrong must be 0.
 static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t bytes, unsigned *wrong) {
     uint8_t *const own = buffer + bytes * (size_t)q->rank;
     cuda_check(cudaMemsetAsync(buffer, 0, bytes * (size_t)q->ranks, q->device.stream));
@@ -172,8 +172,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
                (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
-// Exchanges known bytes between every two ranks, 1 or, with `largest`, as many as fit into buffer (bytes): NCCL
-// connects two ranks when they first send. Does nothing for less than 2 bytes a rank. A wrong byte ends the program.
+// Tests messages of known bytes between every two ranks, which NCCL connects when they first send: 1 byte or, with
+// `largest`, as many as fit into buffer (bytes). A wrong byte ends the program. Does nothing below 2 bytes a rank.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -197,10 +197,10 @@ static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t 
                    wrong, (const uint8_t *)buffer + 2 * of_each * (size_t)r + of_each, (int64_t)count, r, q->rank);
     nccl_check_known(q, wrong, "exchange", count);
 }
-// Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
-// NCCL connects ranks and allocates buffers when a collective first takes an algorithm, by function, type and size.
-// Sizes and wire_bf16 are as in collectives_open; exchanges: every two ranks send to each other, too. Not in the log's
-// counts. The numbers are known: a wrong result ends the program. Every rank calls this. Returns when all are done.
+// Runs each kind of collective once at its smallest and once at its largest size, so that NCCL connects the ranks and
+// allocates its buffers now: since 2.22 it does so when a collective first takes an algorithm, by function, type and
+// size. Every rank calls this. Returns when all are done. The numbers are known: a wrong result ends the program. Sizes
+// and wire_bf16 are as in collectives_open; with `exchanges` every two ranks send to each other too.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
     enum { COUNTER_BYTES = 256 };
@@ -225,14 +225,14 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool
     control_collective_done(q->control);
     device_free(memory, COUNTER_BYTES + bytes);
 }
-// Creates the queue's stream with the greatest priority: NCCL's few blocks go before a matmul's, not after the overlap.
+// Creates the queue's stream with the greatest priority, so that NCCL's few blocks need not wait for a matmul's to end.
 static void nccl_queue_make_stream(struct nccl_queue *q) {
     int least, greatest;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
-// Opens NCCL between the ranks of `parallel`, has the control thread poll it, and runs nccl_queue_warm_up; every rank
-// calls this. *q stays where it is until nccl_queue_close. Ends the program on failure. exchanges: there will be some.
+// Opens NCCL between the ranks of `parallel`, has the control thread poll it, and runs nccl_queue_warm_up. Every rank
+// calls this. *q must not move until nccl_queue_close. Ends the program on failure. `exchanges`: there will be some.
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, bool exchanges, struct device *dev) {
     memset(q, 0, sizeof *q);
@@ -278,7 +278,8 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: the queue's work to nccl_queue_end, after dev's. Waits at NCCL_EVENTS in flight. name: copied.
+// Begins a collective: what the queue's stream gets up to nccl_queue_end. It starts after dev's work so far. Waits
+// while NCCL_EVENTS are in flight. Copies `name`.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -295,7 +296,7 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Makes the device's stream wait for a collective, unless a later one took its events: it is done then. ticket: not 0.
+// Makes the device's stream wait for ticket's collective. That is done already if a later collective took its events.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -343,8 +344,8 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
         to[i] = bf16_to_float(from[i]);
 }
 
-// Enqueues collective_reduce_scatter; returns its ticket, never 0. wire (ranks, shard), aligned to 16: scratch for a
-// sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in fp32.
+// Enqueues collective_reduce_scatter; returns its ticket, never 0. With wire (ranks, shard), scratch aligned to 16, the
+// sum is in bf16, and NCCL's ring rounds it after each addition. With NULL the sum is in fp32.
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
@@ -367,7 +368,7 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Enqueues copies of this rank's messages to itself, i-th to i-th. A send without an equal receive ends the program.
+// Enqueues copies of this rank's messages to itself. Ends the program where one has no receive of as many bytes.
 static void nccl_queue_copy_to_self(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {

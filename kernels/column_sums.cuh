@@ -23,8 +23,8 @@ DEVICE_FUNCTION void column_sums_add_pack(struct packed_floats *sums, const stru
     for (int i = 0; i < PACK; i++)
         sums->x[i] += to_float(x.x[i]);
 }
-// to[c] = the sum over the block's warps, for the first `columns` columns of the lanes' 32 packs of sums. All threads
-// call. Takes the first COLUMN_SUMS_OF_WARPS_BYTES of shared memory, unused since the last barrier, until the next one.
+// to[c] = the sum of column c over the block's warps, c < columns; a warp's lanes hold neighboring packs of columns.
+// All threads call. Takes the first COLUMN_SUMS_OF_WARPS_BYTES of shared memory between two barriers.
 DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const uint32_t shared = shared_memory(); // (warps, PACK, COLUMN_SUMS_LINE)

@@ -72,7 +72,7 @@ HOST_DEVICE float to_float(floatX x) { return x; }
 HOST_DEVICE floatX to_floatX(float x) { return x; }
 #endif
 
-// The compute capability of a GPU; major 0: of none.
+// The compute capability of a GPU; major is 0 where there is none.
 struct compute_capability {
     int major, minor;
 };
@@ -124,7 +124,7 @@ static bool cuda_is_late(cudaError_t status) {
            (status >= cudaErrorHardwareStackError && status <= cudaErrorLaunchFailure);
 }
 #define CUDA_LATE_TEXT "the fault is of work that was enqueued before" // in the message about a late fault
-// Ends the program where `status` is an error, with call, place and, if they may be at fault, the last kernels.
+// Ends the program if `status` is an error; the message has the call, its place and, for a late fault, the kernels.
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     char last[512];
     if (status == cudaSuccess)
@@ -138,7 +138,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
 // Enqueues kernel(arguments) on the device's stream; ends the program where CUDA refuses. Arguments have the kernel's
-// own types; grid, block: numbers or dim3. All instances are named: scripts/count_launches.py counts by this text.
+// own types; grid and block are numbers or dim3. Name all instances: scripts/count_launches.py reads this text.
 #define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                            \
     do {                                                                                                               \
         cudaLaunchConfig_t launch_ = {};                                                                               \
@@ -150,7 +150,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launched_note(#kernel);                                                                                        \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
-// The number of blocks that n elements take, `each` a block; 0 for n = 0, which LAUNCH can't take.
+// The number of blocks that n elements take, `each` elements a block. It is 0 for n = 0, which LAUNCH can't take.
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }
 
 #else

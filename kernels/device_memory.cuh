@@ -21,23 +21,23 @@ static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
 // that touches it first. The caller calls device_touch for each buffer in the memory.
 static void *device_reserve(size_t bytes);
-// Touches the pages of a buffer in device_reserve's memory, divided among the threads as ops divide it, by a zero in
-// each page's first byte. That may be another buffer's: touch all before any is used. Does nothing on the cuda target.
+// Touches the pages of a buffer in device_reserve's memory, on the threads that ops use for them: zeroes each page's
+// first byte, which may be another buffer's, so touch all before any is used. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
-// Allocates zeroed memory of the host, pinned on the cuda target, for host_free; never NULL, or the program ends.
+// Allocates zeroed host memory, pinned on the cuda target, never NULL; host_free frees it. Ends the program on failure.
 static void *host_allocate(size_t bytes, struct device *dev);
 // Frees memory of host_allocate; does nothing for NULL.
 static void host_free(void *memory);
 
-// Allocates zeroed memory of the host in one mapping, for what is offloaded, for host_release; NULL for 0 bytes. The
-// threads touch its pages, a part each: on the cuda target on the GPU's NUMA node, if known. There it is then pinned.
-// Ends the program where there is too little, or where it can't be pinned: copies of pageable memory wait for the host.
+// Allocates zeroed memory of the host in one mapping, for what is offloaded; NULL for 0 bytes. The caller frees it by
+// host_release. Threads touch a part of its pages each. The cuda target takes pages of the GPU's NUMA node, if known,
+// and pins them, so that copies do not wait. Ends the program where memory is too little or can't be pinned.
 static void *host_reserve(size_t bytes);
 // Unpins and frees memory of host_reserve, with the same `bytes`; does nothing for NULL.
 static void host_release(void *memory, size_t bytes);
 
-// Enqueues a copy of `bytes` from the host's memory, which stays as it is until the copy is done; not pinned: waits.
+// Enqueues a copy of `bytes` from host memory, which must not change until it is done. Waits if that is not pinned.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
 // Enqueues a copy of `bytes` to the host, which has them after device_synchronize or the wait for a later event.
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
@@ -53,7 +53,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
          (double)bytes / (1 << 30), bytes, why);
 }
 
-// Ends the program, as `bytes` of the host's memory can't be allocated or pinned. why: the system's message or CUDA's.
+// Ends the program, as `bytes` of host memory can't be allocated, or pinned. `why` is the system's message or CUDA's.
 __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const char *why) {
     struct rlimit limit;
     char lockable[32] = "all of it";
@@ -73,8 +73,8 @@ static size_t whole_pages_bytes(size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;
 }
-// Maps `bytes` > 0, zero and with huge pages where the kernel has them, and touches none; the caller unmaps
-// whole_pages_bytes(bytes). Returns NULL, with errno set, where the kernel refuses.
+// Maps `bytes` > 0 of zeroed memory, with huge pages where Linux has them, and touches no page. The caller unmaps
+// whole_pages_bytes(bytes). Returns NULL, with errno set, where Linux refuses.
 static char *mapping_reserve(size_t bytes) {
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
     const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
@@ -95,8 +95,8 @@ static char *mapping_reserve(size_t bytes) {
     madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
     return base;
 }
-// Zeroes the first byte of each page that [memory, memory + bytes) is in; a static loop divides the pages among the
-// threads. node: the NUMA node whose CPUs the threads run on meanwhile, and whose memory the pages so take; -1: any.
+// Zeroes the first byte of each page of [memory, memory + bytes), each thread a part by a static loop. Meanwhile the
+// threads run on the CPUs of NUMA node `node`, so that the pages come from its memory; -1 leaves them where they run.
 static void mapping_touch(void *memory, size_t bytes, int node) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
     const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;
@@ -146,7 +146,7 @@ static void host_free(void *memory) {
         cuda_check(cudaFreeHost(memory));
 }
 
-// Returns the NUMA node of this thread's GPU; -1: not known.
+// Returns the NUMA node of this thread's GPU, or -1 if it is not known.
 static int device_numa_node(void) {
     int index;
     char address[32]; // domain:bus:device.function
@@ -154,7 +154,7 @@ static int device_numa_node(void) {
     cuda_check(cudaDeviceGetPCIBusId(address, sizeof address, index));
     return numa_node_of_pci(PCI_DEVICES, address);
 }
-// Maps, touches, then pins zeroed pages; 0 bytes: NULL. 21 s for 500 GB; cudaHostAlloc, of one thread, takes 398 s.
+// Maps and touches zeroed pages, then pins them: 21 s for 500 GB, where cudaHostAlloc, in one thread, takes 398 s.
 static void *host_reserve(size_t bytes) {
     char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
     if (bytes == 0)
@@ -230,7 +230,7 @@ static void *host_reserve(size_t bytes) {
 }
 static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
-// Copies bytes, to a range that does not overlap, by all threads: one does not reach the bandwidth of the memory.
+// Copies bytes, to a range that does not overlap, in all threads: one thread does not reach the memory's bandwidth.
 static inline void memory_copy(void *to, const void *from, size_t bytes) {
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
 #pragma omp parallel for if (chunks > 1)

@@ -6,47 +6,47 @@
 #include "runtime/machine/say.h"      // say_warning
 #include <stdio.h>                    // snprintf
 
-// Opens *dev, zeroed but for `threads` and `planned`, for process local_rank, from 0, of its host: on the cuda target
-// makes GPU local_rank modulo the number of visible GPUs current. Ends the program where none is visible and, unless
-// may_share, where several are, but no more than local_rank. cpu: nothing. matmul_create and device_close follow.
+// Opens the GPU of process local_rank, from 0, of this host: number local_rank modulo the visible GPUs, which becomes
+// current. Ends the program where none is visible and, unless may_share, where several are, but none for this process.
+// *dev is zero but for `threads` and `planned`. matmul_create and device_close follow. The cpu target does nothing.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
-// Writes to text (n) "cuda: NVIDIA H200, compute capability 9.0, bf16"; if not open "cuda, bf16"; cpu: threads, bf16.
+// Writes a line like "cuda: NVIDIA H200, compute capability 9.0, bf16" about the device to text (n); returns text.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
-// Writes the GPU's name by its driver to text (n bytes), "" on the cpu target and where no GPU is open; returns text.
+// Writes the GPU's name, by its driver, to text (n bytes), or "" on the cpu target and without a GPU. Returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
-// Returns the peak rate of dense matmuls of floatX, in flop/s, by the GPU's data sheet; 0: not known, or no GPU.
+// Returns the peak flop/s of dense matmuls of floatX by the GPU's data sheet; 0 if it is not known or there is no GPU.
 static double device_data_sheet_flops(const struct device *dev);
 
-// Returns when all work enqueued on the device is done, not collectives and transfers, which have queues of their own.
+// Waits for all work enqueued on the device, but not for collectives and transfers, which have queues of their own.
 static inline void device_synchronize(struct device *dev);
 // Records event i, below DEVICE_EVENTS: it happens when all work enqueued so far is done.
 static inline void device_event_record(struct device *dev, int i);
-// Blocks the host until event i, as it was last recorded, has happened; not at all where it never was recorded.
+// Blocks the host until event i, as last recorded, has happened. Returns at once where it never was recorded.
 static inline void device_event_wait(struct device *dev, int i);
 // Returns the seconds from event i to event j, as they were last recorded; both have happened.
 static inline double device_event_seconds(struct device *dev, int i, int j);
 
-// A graph is what the host enqueued between graph_begin and graph_end, recorded instead of run; graph_launch enqueues
-// it by one call, any number of times, and graph_free frees it. Zero: nothing recorded. The cpu target records nothing.
+// A graph is what the host enqueued between graph_begin and graph_end, recorded instead of run. graph_launch enqueues
+// it by one call, any number of times; graph_free frees it. Zeroed, it is empty. The cpu target records nothing.
 struct work_graph;
-// Begins to record what is enqueued, and not to run it, until graph_end. Returns false, with a warning, where CUDA
-// refuses: what is enqueued then runs, and graph_end is not called. The cpu target returns true, and runs all.
+// Begins to record what is enqueued, instead of running it, until graph_end. Where CUDA refuses, warns and returns
+// false: work then runs as usual, and graph_end must not be called. The cpu target returns true, and runs everything.
 static bool graph_begin(struct device *dev);
-// Ends the recording, of which nothing has run, and makes `graph`, zero before, of it. Returns false, with a warning,
-// where CUDA refuses: the caller enqueues the work again. Ends the program where work can't be recorded. cpu: true.
+// Ends the recording, of which nothing has run, as `graph`, zero before. Where CUDA refuses, warns and returns false:
+// the caller enqueues the work again. Ends the program if some work can't be recorded. The cpu target returns true.
 static bool graph_end(struct work_graph *graph, struct device *dev);
 // Whether CUDA has refused a graph: the caller then records none any more.
 static inline bool graphs_are_refused(const struct device *dev);
 // Whether the graph holds recorded work, which graph_launch enqueues; always false on the cpu target.
 static inline bool graph_recorded(const struct work_graph *graph);
-// Enqueues a recorded graph's work; cpu target: nothing. Ends the program where the GPU has no memory left for it.
+// Enqueues a recorded graph's work; on the cpu target nothing. Ends the program if the GPU has no memory left for it.
 static void graph_launch(struct work_graph *graph, struct device *dev);
 // Frees the graph and makes it zero; does nothing where it is zero.
 static void graph_free(struct work_graph *graph);
 
-// Named ranges in a profiler (NVTX), around what the host enqueues: not what a graph does, unless --cuda-graphs=false.
+// Named ranges for a profiler (NVTX), around what the host enqueues. The work of a graph is not in them.
 #if defined(TARGET_CUDA) && defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
 static inline void range_begin(const char *name) { nvtxRangePushA(name); }

@@ -81,15 +81,15 @@ DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int6
 DEVICE_FUNCTION uint32_t key_index(uint64_t key) { return (uint32_t)(key >> 32); }
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
-// Returns the number of a pair's first key: a step of the sort compares keys `stride`, a power of two, apart.
+// Returns the number of a pair's first key. A step of the sort compares pairs of keys `stride`, a power of two, apart.
 DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
     return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
 }
-// Whether the pair of key `at` ascends, in the stage that makes sorted runs of `run` keys.
+// Whether the stage that makes sorted runs of `run` keys puts the pair whose first key is `at` in ascending order.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts, a tile of `tile` keys a block. run 0: makes the tile's keys, all ones from key n on, and runs the stages up to
-// runs of a tile. Else: runs those steps of the stage of runs of `run` keys whose pairs are within tiles.
+// Does what of the sort stays within tiles of `tile` keys, a tile a block. With run 0 makes the keys, all ones from key
+// n on, and sorts each tile. Else does the last steps, within tiles, of the stage that makes sorted runs of `run` keys.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     for (int i = threadIdx.x; i < tile; i += blockDim.x)
         keys[begin + i] = load_shared_long(shared + 8 * (uint32_t)i);
 }
-// Runs the step of the stage of runs of `run` keys that compares keys `stride` apart. The grid has a thread a pair.
+// Does one step of the stage that makes sorted runs of `run` keys: compares keys `stride` apart, a pair a thread.
 static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t run) {
     const int64_t first = sort_pair_first((int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride);
     const uint64_t a = keys[first], b = keys[first + stride];
@@ -149,7 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums dout's rows of each index of up to TOKEN_FEW rows to the table. Warp i sums if key i of n is an index's first.
+// Sums dout's rows into the table for indices with at most TOKEN_FEW rows. Warp i does if key i begins an index.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Sums dout's rows of each index that has more than TOKEN_FEW to the table. Block i looks at key i * TOKEN_FEW: such an
-// index has at least one of these keys, and the first block that finds the index sums its rows.
+// Sums dout's rows into the table for indices with more than TOKEN_FEW rows. Block i looks at key i * TOKEN_FEW: each
+// such index has at least one of these keys, and the first block that finds the index sums its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                float scale, struct dropout dropout) {
@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// Sums dwpe without a sort, where a token's position is its place in its sequence. Rows from T on: 0, unless add.
+// Computes dwpe without a sort, where positions are places in their sequences. Zeroes rows from T on, unless `add`.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {
@@ -264,7 +264,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(table.sums + t * C + c, sum, C - c);
 }
 
-// Sums dout's rows of each index to the table, as struct table_gradient says. keys (embedding_sort_size): scratch.
+// Sums dout's rows into the table, by index, as struct table_gradient says. keys (embedding_sort_size) is scratch.
 static void embedding_sums(struct table_gradient table, const floatX *dout, struct embedding_index index, int B, int C,
                            float scale, struct dropout dropout, uint64_t *keys, struct device *dev) {
     const int64_t n = (int64_t)B * index.T;
@@ -311,7 +311,7 @@ static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
         __builtin_prefetch((const char *)p + at, 1);
 }
 
-// Computes a row of embedding_forward, to (C). position (C) NULL: none. first: its first element's number in the mask.
+// Computes a row of embedding_forward into to (C). position (C) may be NULL. first: the row's first place in the mask.
 static inline void embedding_forward_row(floatX *to, const floatX *token, const floatX *position, int C, float scale,
                                          struct dropout dropout, int64_t first) {
     if (dropout.p == 0 && position == NULL && scale == 1) {
@@ -348,7 +348,7 @@ void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, co
     }
 }
 
-// to[c] += scale * scales[c - begin] * d[c], begin <= c < end; scales NULL: ones
+// to[c] += scale * scales[c - begin] * d[c], begin <= c < end. NULL `scales` are all 1.
 static inline void embedding_add(float *to, const floatX *d, float scale, const float *scales, int begin, int end) {
     for (int c = begin; c < end; c += LANES) {
         const bool whole = end - c >= LANES;
@@ -365,6 +365,7 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev) {
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
+// Zeroes the table's sums on the host's threads, before rows are added, unless `add` is set or there are no sums.
 static void embedding_zero_unless_add(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;

@@ -20,7 +20,7 @@ DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
 DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
     return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
 }
-// Returns the first `count` of elements [at, at + 4), at % 4 = 0, in fp32, and zeros. format: not _REMAINDER or _NONE.
+// Returns elements [at, at + 4), at % 4 = 0, of a state in fp32, from `count` on zeros. Not for FORMAT_REMAINDER.
 DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
     four<float> x = {};
     if (count <= 0)
@@ -36,8 +36,8 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
         x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
     return x;
 }
-// Stores the first `count` of elements [at, at + 4), an 8-bit block with a new scale. All lanes of a warp call, lane l
-// with element 4 l of a block. bf16 is rounded by the upper halves of random where `stochastic`, else to nearest.
+// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, lane l for element 4 l of a block: an
+// 8-bit block gets a new scale. Rounds bf16 to nearest or, where `stochastic`, by the upper halves of `random`.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
     if (format == FORMAT_FP32) {
@@ -68,8 +68,8 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
     }
 }
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
-// Merges all threads' maxima into their tensors' amaxes, if any, by one atomic operation a tensor: one a warp would be
-// a million. All threads call. index: the warp's tensor's row. shared: FLAT_AMAX_BYTES, unused since the last barrier.
+// Merges each thread's `largest` into its tensor's amax, unless NULL, by one atomic operation a tensor, not one a warp.
+// All threads call. index: the warp's row of tensors. shared: FLAT_AMAX_BYTES, unused since the last barrier.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -102,7 +102,7 @@ static_assert(FLAT_PART % STATE_BLOCK == 0 && FLAT_PART % PHILOX_CHUNK == 0, "a 
 static inline void *state_at(void *state, enum state_format format, int64_t at) {
     return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
 }
-// Returns the first `count` elements of `blocks` in fp32: `blocks` itself for FORMAT_FP32, else room (count), decoded.
+// Returns the first `count` elements of `blocks` in fp32: FORMAT_FP32 where they lie, others decoded into room (count).
 static inline float *state_decoded(void *blocks, enum state_format format, float *room, int count) {
     if (format == FORMAT_FP32)
         return (float *)blocks;
@@ -111,7 +111,7 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Encodes room (count) to blocks; FORMAT_FP32: nothing. bf16 is rounded by words' (count) upper halves; NULL: nearest.
+// Encodes room (count) into `blocks`, unless FORMAT_FP32. Rounds bf16 by words' (count) upper halves; NULL: to nearest.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

@@ -13,14 +13,14 @@ struct flat_tensor {
     float lr_scale; // what the learning rate of its updates is multiplied by
     float scale;    // of a matrix that Muon updates: what its update is multiplied by
 };
-// Returns what an update multiplies a tensor's values by, 1 where the tensor does not decay: 1 - lr_scale lr
-// weight_decay. keep: 1 - lr weight_decay, from which an lr_scale of 1 changes no bit; decay: lr weight_decay.
+// Returns what an update multiplies a tensor's values by: 1 - lr_scale lr weight_decay, or 1 where the tensor does not
+// decay. keep is 1 - lr weight_decay, which an lr_scale of 1 returns to the bit; decay is lr weight_decay.
 HOST_DEVICE float flat_tensor_keep(const struct flat_tensor *tensor, float keep, float decay) {
     return tensor->decays ? fmaf(1 - tensor->lr_scale, decay, keep) : 1;
 }
 // All tensors, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
-// its index, which is the key of stochastic rounding. The matrices that Muon updates, which are ranges of tensors, have
-// such a table too: a matrix begins anywhere, and only elements of matrices are looked up.
+// its index, which is the key of stochastic rounding. The matrices that Muon updates, ranges of tensors, have such a
+// table of their own. There a matrix begins anywhere, and only elements of matrices are looked up.
 struct flat_tensors {
     const struct flat_tensor *rows; // (count) in the device's memory
     int count;
@@ -29,8 +29,8 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// Returns the row of the last tensor that begins at or before `at`, as row 0 must: `at` is in the tensor or the gap
-// after it. All lanes of a warp call, for the same `at`: each looks at a row; a search among a thousand waits twice.
+// Returns the row of the last tensor that begins at or before `at`, which is in it or the gap after it. Row 0 must
+// begin so early. All lanes of a warp call with one `at`: each looks at a row, and a search in a thousand waits twice.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
     while (32 * stride < tensors.count)
@@ -49,7 +49,7 @@ DEVICE_FUNCTION int flat_tensor_clip_count(const struct flat_tensor &tensor, int
 
 #else
 
-// Returns the row of the last tensor that begins at or before `at`: `at` is in the tensor or the gap after it; none: 0.
+// Returns the row of the last tensor that begins at or before `at`, which is in it or the gap after it; 0 if none does.
 static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at) {
     int first = 0, end = tensors->count; // the row is in [first, end)
     while (end - first > 1) {
@@ -61,8 +61,8 @@ static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at)
     }
     return first;
 }
-// Finds the next elements [*first, *last) of [*first, end) that are of one tensor, and its *row; returns false where
-// there are none. The caller sets *row to -1 before the first call, and *first to *last between calls.
+// Finds the first elements of [*first, end) that are in one tensor, *row: from the new *first to *last. Returns false
+// where there are none. The caller sets *row to -1 before the first call, and *first to *last between calls.
 static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
                                      int64_t *last) {
     for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;

@@ -15,7 +15,7 @@ template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 }
 // Whether four elements at this address can be read or written in one access.
 template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
-// Returns the first `count` of from[0..3], 4 at most, and zeros, at any alignment; count <= 0: reads nothing.
+// Returns from[0..3], with 0 in place of elements from `count` on, which are not read. Takes any alignment.
 template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int count) {
     if (count >= 4 && four_aligned(from)) {
         four_check(from, false);
@@ -27,7 +27,7 @@ template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int c
             result.x[i] = from[i];
     return result;
 }
-// Stores the first `count` of value.x[0..3], 4 at most, at `to`, of any alignment; count <= 0: stores nothing.
+// Stores the first `count` of value.x[0..3] at `to`, of any alignment. Stores nothing where count <= 0.
 template <class T>
 DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int count) {
     if (count >= 4 && four_aligned(to)) {

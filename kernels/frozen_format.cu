@@ -29,7 +29,7 @@ size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, 
     return 0;
 }
 
-// Encodes to's tile of up to 128 x 128 elements at (row, col), and its inverse scale. values: the tile, `cols` a row.
+// Encodes to's tile of up to 128 x 128 elements at (row, col), and its inverse scale, from values, `cols` a row.
 static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                           int64_t row, int64_t col) {
     const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
@@ -55,7 +55,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
-// Encodes values (n) as elements from `begin`, a multiple of NF4_BLOCK: to.codes and absmaxes (blocks of the matrix).
+// Encodes values (n) as the matrix's elements from `begin`, a multiple of NF4_BLOCK, on; writes their blocks' absmaxes.
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -96,8 +96,8 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Returns an E4M3 code's value times `inverse`, its block's 1 / scale, a power of two. inverse NaN: the result is NaN.
-// In an fp32 number's place the code's bits are 2^-120 times the value, subnormal or not. From 2^-126 up bf16 is exact.
+// Returns an E4M3 code's value times `inverse`, its block's 1 / scale, a power of two or NaN. The code's bits, in an
+// fp32 number's place, are 2^-120 times the value, subnormals too. From 2^-126 up bf16 is exact.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;
@@ -121,7 +121,7 @@ DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
     __syncthreads();
 }
-// Returns the 4-bit codes of PACK elements from a multiple of PACK on, the first byte lowest; codes: the first byte.
+// Loads the 4-bit codes of PACK elements, the first byte lowest. `codes` is the byte of an element that PACK divides.
 DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(codes, PACK / 2, false);

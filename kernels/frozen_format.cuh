@@ -17,18 +17,18 @@ enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the 
 enum { FROZEN_ROWS = 128 };      // quantized together: of any number of columns these are whole blocks
 
 __BEGIN_DECLS
-// Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; FLOATX: of this build's precision.
+// Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; of FROZEN_FLOATX in this build.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
 // Returns the bytes of host memory that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.
 size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, int64_t cols);
-// Quantizes rows [first, first + n) of a matrix. `first` is a multiple of FROZEN_ROWS, and so is n but for the last
-// rows; else the program ends. The first call has first = 0: it zeroes all of `stored`. workspace: NULL where 0 bytes.
+// Quantizes rows [first, first + n) of a matrix. The first call must have first = 0: it zeroes all of `stored`. Ends
+// the program unless FROZEN_ROWS divides first and, but for the last rows, n. workspace: NULL where it has 0 bytes.
 void frozen_quantize_rows(void *stored,        // frozen_bytes(format, rows, cols), on the host
                           const float *values, // (n, cols), on the host
                           enum frozen_format format, int64_t rows, int64_t cols, int64_t first, int64_t n,
                           void *workspace);
-// Completes NF4's matrix after frozen_quantize_rows of all rows, by the absmaxes in workspace. Other formats: nothing.
+// Completes an NF4 matrix after all its rows, by quantizing the absmaxes in workspace. Does nothing for other formats.
 void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, int64_t cols, void *workspace);
 
 // out = any rows [first, first + n) of a matrix stored in the device's memory, read back as floatX

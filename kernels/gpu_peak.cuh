@@ -92,7 +92,7 @@ static const struct gpu_peak gpu_peaks[] = {
 };
 enum { GPU_PEAKS = sizeof gpu_peaks / sizeof *gpu_peaks };
 
-// Whether `words`, not empty, are in `name`, no letter or digit right before or after; ending in '$': at name's end.
+// Whether `name` has `words`, not empty, as whole words. With a '$' as their last letter they must end `name`.
 static bool gpu_name_has(const char *name, const char *words) {
     size_t length = strlen(words);
     const bool at_end = words[length - 1] == '$';
@@ -105,8 +105,8 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Returns the row of a GPU by the driver's name and its bytes of memory: of the name's editions the smallest with about
-// as many or more, else the largest (bytes 0: the smallest). NULL: no row has the name, or the name is a slice's (MIG).
+// Returns the row of a GPU of this name and memory: of the editions of a name the smallest that has about as many bytes
+// or more, or else the largest. Returns NULL where no row has the name, or the name is a slice's (MIG).
 static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     const struct gpu_peak *found = NULL;
     const size_t slack = (size_t)1 << 30; // the least edition that has at least what the driver counts, about
@@ -121,14 +121,13 @@ static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     return found;
 }
 
-// Returns the peak flop/s of dense matmuls, in bf16 or in fp32 without TF32, of gpu_peak_find's row; 0: not known.
+// Returns the peak flop/s of dense matmuls of gpu_peak_find's row, in bf16 or in fp32 without TF32; 0 if not known.
 static double gpu_peak_flops(const char *name, size_t bytes, bool with_bf16) {
     const struct gpu_peak *gpu = gpu_peak_find(name, bytes);
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
 
-// Returns the rate, in 1e9 bytes a second each way, that pinned copies reach while both directions are busy: of 16
-// lanes of PCIe or of 8, and 5/6 of NVLink-C2C's 450.
+// Returns the rate, in 1e9 bytes a second each way, of pinned copies both ways at once. NVLink-C2C: 5/6 of its 450.
 static double gpu_link_gbps(enum gpu_link link) {
     switch (link) {
     case PCIE_3: return 11;

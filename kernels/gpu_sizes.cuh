@@ -1,6 +1,6 @@
-// Sizes of the CUDA kernels that memory plans count with, of workspace and partial sums, and the shapes and FP8
-// granularities that kernels take. Host arithmetic in every build: the kernels take their grids from it, and a build
-// without CUDA plans a GPU's memory by it to the byte. An op's NAME_workspace_bytes is for the device at hand.
+// Sizes of the CUDA kernels' workspace and partial sums, which memory plans count with, and the shapes and FP8
+// granularities that the kernels take. All is host arithmetic in every build: kernels take their grids from it, and a
+// build without CUDA plans a GPU's memory by it, to the byte. NAME_workspace_bytes are for the device at hand.
 #pragma once
 #include "kernels/attention/shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct compute_capability
@@ -18,8 +18,8 @@ static inline size_t gpu_dbias_bytes(int64_t M, int N) {
     return (size_t)((M + GPU_DBIAS_ROWS - 1) / GPU_DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// Whether FP8 products of this granularity are refused: in every build of fp32, else where this GPU can't do them
-// (gpu.major 0, not known: it can). If so, writes to text (n bytes) why, with the option to change; else text stays.
+// Whether FP8 products of this granularity are refused: in every fp32 build, and on a GPU that can't do them. gpu.major
+// 0, an unknown GPU, is not refused. Where refused, writes why, and the option to change, to text (n bytes).
 static inline bool gpu_refuses_fp8(char *text, size_t n, enum fp8_granularity granularity,
                                    struct compute_capability gpu) {
     const int capability = gpu.major * 10 + gpu.minor;
@@ -59,8 +59,8 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs of rows of norm_backward, a block's each, by the sizes only, so that all GPUs give the same bits:
-// GPU_SMS x 16 warps (x 32 at 512 threads a row), but at most N / 16 runs, or N / 4 where a row is a block's.
+// The number of runs of rows of norm_backward, a block's each. Only the sizes decide, so that all GPUs give the same
+// bits: enough for 16 warps (32 at 512 threads a row) on GPU_SMS, but at most N / 16, or N / 4 if a row is a block's.
 static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -71,7 +71,7 @@ static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_num_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
-// The number of runs of rows of residual_backward: N / 16 at most, else GPU_SMS x 64 warps with its blocks of columns.
+// The number of runs of rows of residual_backward: N / 16, but no more than make 64 warps on each of GPU_SMS.
 static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
     const int blocks = residual_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
@@ -138,7 +138,7 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// Writes to `reason` (size bytes) why wgmma can't take the shape on this GPU (major 0: no GPU), or "". Presumes bf16.
+// Writes to `reason` (size bytes) why wgmma in bf16 can't take the shape on this GPU; "" where it can. major 0: no GPU.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);
@@ -154,7 +154,7 @@ enum { SM90_BACKWARD_QUERIES_OF_64 = 128, SM90_BACKWARD_QUERIES = 64 };
 struct sm90_forward_item {
     int head, first; // b H + h; row
 };
-// Returns the bytes of workspace of forward by wgmma, which holds the order of its tiles, for any tables of first keys.
+// Returns the bytes of workspace of attention's forward by wgmma, which holds the order in which tiles are taken.
 static inline size_t gpu_sm90_forward_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? SM90_FORWARD_QUERIES_OF_64 : SM90_FORWARD_QUERIES;
     const size_t blocks = ((size_t)shape.T + queries - 1) / queries;
@@ -177,7 +177,7 @@ static inline size_t gpu_sm90_backward_bytes(struct attention_shape shape) {
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
 }
-// The number of runs of rows over which backward by wgmma sums dqkv's columns.
+// The number of runs of rows over which attention's backward by wgmma sums dqkv's columns.
 static inline int64_t gpu_sm90_bias_num_runs(struct attention_shape shape) {
     return (int64_t)shape.B * (int64_t)sm90_backward_layout_of(shape).tiles;
 }

@@ -9,8 +9,8 @@
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// sums[block] = the sum of squares of what block `block` takes of x (n). All threads of the block call, with
-// BLOCK_SUM_BYTES of shared memory. All GPUs have SQUARES_BLOCKS blocks, and so the same bits.
+// sums[block] = the sum of squares of the part of x (n) that block number `block` takes. All threads of the block call,
+// with BLOCK_SUM_BYTES of shared memory. All GPUs have SQUARES_BLOCKS blocks, and so the same bits.
 template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
     const int64_t first = (int64_t)block * FLAT_THREADS, thread = first + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
@@ -52,7 +52,7 @@ static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
 }
-// Returns the sum of sums (SQUARES_BLOCKS), with the bits of block_sum_double, by one warp, all of whose lanes call.
+// Returns the sum of sums (SQUARES_BLOCKS), with block_sum_double's bits, by one warp, all of whose lanes call.
 DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     const int lane = threadIdx.x % 32;
     double mine = 0;
@@ -64,7 +64,7 @@ DEVICE_FUNCTION double squares_warp_total(const double *sums) {
     return warp_sum_double(mine);
 }
 static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
-// *total = the ranges' sums, by one block: a warp puts a range's sum in place of its first partial sum, a thread adds.
+// *total = the sum over the ranges, by one block. A warp puts a range's sum in place of its first partial sum.
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_ranges_total_kernel(double *total, double *sums, int count) {
     for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {
@@ -193,6 +193,7 @@ static inline double squares_of_bf16(const bf16 *x, int64_t n) {
         sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
     return sum;
 }
+// Returns the sum of squares of the `run`-th of SUM_OF_SQUARES_RUNS runs of x (n), equal but for the last, longer one.
 static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
     // n / RUNS first, as n * RUNS could overflow
     const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;
@@ -200,6 +201,7 @@ static inline double squares_of_run(const void *x, enum state_format format, int
     return format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
                                  : squares_of_floats((const float *)x + begin, end - begin);
 }
+// Returns the total of sums (SUM_OF_SQUARES_RUNS), squares_of_run's results, in their order.
 static inline double squares_of_runs(const double *sums) {
     double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)

@@ -13,10 +13,10 @@ struct gradient_check {
     int32_t finite;   // 1 where every loss and the norm are, and a target counted: there is an update
 };
 
-// Returns the check of gradients whose sum of squares is `squares`. They are of the sum of losses divided by `targets`,
-// of which `counted` counted: the gradients of the mean loss are targets / counted times as large. grad_norm is the
-// norm of the mean loss's gradients; they are scaled down to norm `clip` (0: never) as torch.nn.utils.clip_grad_norm_
-// does, where 1e-6 keeps a zero norm from dividing. Where there are targets and none counted, `finite` is 0.
+// Returns the check of gradients whose sum of squares is `squares`. They are of the losses' sum divided by `targets`,
+// but only `counted` targets have a loss: the mean loss's gradients are targets / counted times as large. grad_norm is
+// their norm. grad_scale turns the gradients into these, scaled down to norm `clip` (0: never) as
+// torch.nn.utils.clip_grad_norm_ does, with 1e-6 against a norm of 0. With targets, but none counted, `finite` is 0.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
     const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
@@ -39,32 +39,32 @@ struct gradient_range {
 };
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 // Writes the partial sums of squares of x, FORMAT_FP32 or FORMAT_BF16, over ranges[first] to ranges[end - 1], in one
-// launch, to the workspace of all `count` ranges. Ranges that are complete earlier may have an earlier call.
+// launch, into the workspace of all `count` ranges. Several calls may share the ranges, as they become complete.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
-// total = the sum, in order and with the bits, of sum_of_squares of each of `count` ranges, once squares_of_ranges has
-// filled `workspace` for all of them. Not to be called twice: the call may overwrite partial sums.
+// total = the sum over `count` ranges, in order, of what sum_of_squares gives for each, to the bit. Call this once,
+// after squares_of_ranges has taken all of them: the partial sums in `workspace` may be overwritten.
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
-// store = in, or where `add` store + in, summed in fp32. A store of FORMAT_BF16 is rounded stochastically, by
-// tensor_rounding of r for each tensor; FORMAT_FP32 does not read r. NaN stays NaN. In one launch for any number of
-// tensors: elements [begin, begin + n) of the flat buffers, begin (at store[0]) a multiple of STATE_BLOCK; gaps stay.
+// store = in or, where `add`, store + in, summed in fp32: elements [begin, begin + n) of the flat buffers, any number
+// of tensors in one launch. begin, at store[0], is a multiple of STATE_BLOCK; gaps stay. FORMAT_BF16 is rounded
+// stochastically, by r, which tensor_rounding sets for each tensor. FORMAT_FP32 does not read r. NaN stays NaN.
 void add_gradients(void *store, // (n)
                    enum state_format format,
                    const float *in, // (n)
                    int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
                    struct device *dev);
-// Returns r for tensor `row`; r.first: flat element `begin`'s index in the tensor, below 0 if it is before the tensor.
+// Returns r for tensor `row`; r.first is flat element `begin`'s index in the tensor, negative if that comes before it.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
     r.first = begin - tensor.begin;
     return r;
 }
-// Checks a step, with the same result on every rank, as each has all reports: the norm of the gradients of all ranks'
-// shards, clipped to `clip` (0: never), and whether the norm and all losses are finite. targets: of the step, over all
-// ranks, counted or not, by which the gradients' sum of losses was divided. A rank's report (width): the sum of its
-// gradients' squares; num_losses pairs of a sum of losses and the number of targets that count in it; other columns.
+// Checks a step by all ranks' reports, with the same result on every rank: takes the norm of all ranks' gradients,
+// clips it to `clip` (0: never), and sees whether the norm and all losses are finite. A rank's report (width) has the
+// sum of its gradients' squares, then num_losses pairs of a sum of losses and the number of targets that count in it,
+// then other columns. targets: the step's on all ranks, counted or not, by which the losses were divided.
 void gradient_check(struct gradient_check *check, // (1)
                     const double *reports,        // (ranks, width)
                     int ranks, int width, int num_losses, double targets, double clip, struct device *dev);

@@ -18,15 +18,15 @@ enum { LOSS_BLOCKS = 1 };
 enum { LOSS_BLOCKS = 2 };
 #endif
 
-// Returns e^x, x <= 0, by the special function unit: two exponentials an element are more than the FMA units do in the
-// time of its memory traffic; 0 below -87. x is a difference: a factor of logit and shift would round each.
+// Returns e^x for x <= 0, and 0 below -87, by the special function unit: the FMA units can't do two exponentials an
+// element in the time of its memory traffic. x is a difference, as scaling logit and shift apart would round each.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
 struct logit {
     float z, slope;
 };
-// Returns z, and as slope dz/dlogit / scale, 1 unless capped. tanh x is 1 - 2r, to about 2e-7, its derivative
-// 4r (1 - r), r = 1 / (e^2x + 1). tanh.approx would err by 5e-4, and so z by 0.02 of a softcap of 30.
+// Returns a logit's z, and as `slope` dz/dlogit / scale, which is 1 unless z is capped. With r = 1 / (e^2x + 1), tanh x
+// is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r). tanh.approx errs by 5e-4: at a softcap of 30, z by 0.02.
 template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(float logit, struct logit_transform t) {
     struct logit result = {logit, 1};
     if (KIND == LOGITS_SCALED)
@@ -64,9 +64,9 @@ DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int a
     return z;
 }
 
-// Returns shift and sum of this thread's packs of the row, threadIdx.x, threadIdx.x + LOSS_THREADS, ..., in one pass
-// (Milakov and Gimelshein 2018). The shift is the maximum so far, which begins at a finite number so that -infinity
-// counts as 0. A NaN does not become the maximum; a NaN, and an infinity through infinity - infinity, ends up in `sum`.
+// Returns the shift and the sum of this thread's packs of the row, every LOSS_THREADS-th, in one pass (Milakov and
+// Gimelshein 2018). The shift is the maximum so far. It begins at a finite number, so that -infinity adds 0 to `sum`. A
+// NaN does not become the maximum; a NaN, or a z of +infinity, makes `sum` NaN.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, struct logit_transform t) {
     struct softmax_row result = {-FLT_MAX, 0};
@@ -89,7 +89,7 @@ DEVICE_FUNCTION struct softmax_row softmax_of_warp(struct softmax_row part) {
     const struct softmax_row result = {shift, lanes_sum(softmax_rescaled_sum(part, shift), 32)};
     return result;
 }
-// Combines softmax_of_thread of all LOSS_THREADS threads to the same bits in each, by LOSS_SHARED_BYTES. All call once.
+// Combines all threads' softmax_of_thread; each gets the same bits. All threads call, once, with LOSS_SHARED_BYTES.
 DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     const uint32_t shared = shared_memory(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     part = softmax_of_warp(part);
@@ -105,7 +105,7 @@ DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
 enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 };
 
 // row (Vp) <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0; all threads of the block
-// call. The direction is the reverse of softmax_of_thread's: what was read last is still in the nearest cache.
+// call. Goes from the row's end to its beginning: what softmax_of_thread read last is still in the nearest cache.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, float z_loss,
                                       int V, int Vp, struct logit_transform t) {
@@ -251,7 +251,7 @@ void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *
 // Logits that are taken at a time, so that the second reading comes from the L1 cache.
 enum { LOSS_BLOCK = 1024 };
 
-// z = the transform of FLOATX_GROUP logits; slope = dz/dlogit / scale, only where LOGITS_CAPPED and slope is not NULL.
+// z = the transform of FLOATX_GROUP logits; slope = dz/dlogit / scale, written only for LOGITS_CAPPED and unless NULL.
 ALWAYS_INLINE void logits_transformed(vec z[FLOATX_VECS], vec *slope, const floatX *logits, struct logit_transform t,
                                       enum logit_kind kind) {
     EACH_VEC z[i] = floatx_load(logits + i * LANES);
@@ -294,7 +294,7 @@ ALWAYS_INLINE void loss_exponentials(vec z[FLOATX_VECS], float shift) {
     EACH_VEC z[i] = z[i] - shift;
     vecs_exp(z);
 }
-// Returns the sum of e^(z - shift), z = logits_transformed, over the logits x (n), on one thread of the CPU.
+// Returns the sum of e^(z - shift) over the logits x (n), whose transforms are z.
 ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct logit_transform t,
                                      enum logit_kind kind) {
     vec sum = vec_set(0), e[FLOATX_VECS];
@@ -311,7 +311,7 @@ ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct
     }
     return vec_sum_in_order(sum);
 }
-// Returns the largest logit, which has the largest z, at least -FLT_MAX. A NaN does not become the maximum.
+// Returns the largest of the logits x (n), at least -FLT_MAX; its z is the largest too. A NaN never is the largest.
 static inline float largest(const floatX *x, int n) {
     vec maxima = vec_set(-FLT_MAX);
     float result = -FLT_MAX;
@@ -327,10 +327,9 @@ static inline float largest(const floatX *x, int n) {
     return result;
 }
 
-// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the maximum of the first block,
-// at first finite so that -infinity counts as 0, and moves only when a later block's sum is too large. So sum is
-// between 1 and 1e15 * blocks, and any z that counts is far above shift - 87, where exponentials become 0. A NaN, or
-// infinity - infinity, ends up in `sum`.
+// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the first block's maximum, but
+// finite, so that -infinity adds 0. It moves only when a later block's sum is too large: so sum is between 1 and 1e15 *
+// blocks, and any z that counts is far above shift - 87, where exponentials become 0. NaN or +infinity makes it NaN.
 ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V, struct logit_transform t,
                                                     enum logit_kind kind) {
     struct softmax_row row = {-FLT_MAX, 0};
@@ -350,7 +349,7 @@ ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x
     return row;
 }
 
-// row (V) <- scale * e^(z - shift) slope, z and slope of its logits: the caller then overwrites the target's element.
+// row (V) <- scale * e^(z - shift) * slope, by each logit's z and slope. The caller then overwrites the target's place.
 ALWAYS_INLINE void softmax_gradient(floatX *row, int V, float shift, float scale, struct logit_transform t,
                                     enum logit_kind kind) {
     vec e[FLOATX_VECS], slope[FLOATX_VECS];

@@ -33,7 +33,7 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
                (float)(1 - (double)r.mu), check);
 }
 
-// Does muon_step of four elements a thread, loads first as in adamw_four. A STATE_BLOCK may have several matrices.
+// Does muon_step for four elements a thread, loads first as in adamw_four. A STATE_BLOCK may have several matrices.
 template <bool AMAX>
 static __global__ void muon_step_kernel(struct muon_step_range r, struct flat_tensors tensors,
                                         struct flat_tensors matrices, struct muon_factors factors,
@@ -88,7 +88,7 @@ void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct fla
 
 #else
 
-// Does muon_momentum of flat elements [first, last), FLAT_PART at most, of one tensor. first: a block's; scale: of g.
+// Does muon_momentum for flat elements [first, last) of one tensor, FLAT_PART at most. `first` begins a block.
 static inline void muon_momentum_part(const struct muon_momentum_range *r, int64_t first, int64_t last, float scale) {
     float g_room[FLAT_PART], m_room[FLAT_PART];
     const int64_t at = first - r->begin;
@@ -123,8 +123,8 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
     }
 }
 
-// Updates elements [first, last) of the flat buffers, of one matrix: keep value - step factor. words (last - first):
-// their random numbers, which fp32 does not read; NULL with `split`, where parameters have a remainder.
+// Updates elements [first, last) of the flat buffers, of one matrix, to keep value - step factor. With `split` they
+// have a remainder, and words may be NULL; else words (last - first) are their random numbers, not read in fp32.
 ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t first, int64_t last, float keep,
                                       float step, const uint32_t *words, bool split) {
     const int64_t at = first - r->begin, count = last - first;
@@ -140,8 +140,8 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
             remainder[i] = split_low(value);
     }
 }
-// Updates those elements of [part, end) of the flat buffers that are in `matrices`. [part, end) is in one tensor, whose
-// f (muon_tensor_factors) and rounding (tensor_rounding) these are, and of at most FLAT_PART elements.
+// Updates the elements of [part, end) of the flat buffers that are in `matrices`. [part, end) is FLAT_PART elements at
+// most, of one tensor, whose factors f (muon_tensor_factors) and rounding (tensor_rounding) the caller gives.
 static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];

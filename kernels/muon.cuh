@@ -19,8 +19,8 @@ __BEGIN_DECLS
 // With g = grads * check->grad_scale:
 //   momentum = mu momentum + (1 - mu) g
 //   update = mu momentum + (1 - mu) g, of the new momentum, with nesterov; else momentum
-// in fp32, before the stored momentum is rounded to nearest. Where the check is not finite the momentum keeps every
-// byte, and the update is 0. check (1) NULL: scale 1, finite. In gaps momentum is not written, and update may become 0.
+// in fp32, before the stored momentum is rounded to nearest. Where check (1) is not finite the momentum keeps every
+// byte, and the update is 0. NULL is a finite check of scale 1. In gaps only the update may be written, as 0.
 void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, const struct gradient_check *check,
                    struct device *dev);
 
@@ -34,15 +34,15 @@ struct muon_step_range {
     struct rounding rounding; // of bf16 parameters without a remainder
 };
 // value = (1 - lr weight_decay) value - lr scale factor
-// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without one
-// is rounded stochastically. A row of tensors is read as by adamw_update: lr_scale, decays, and amax, which is taken
-// also where the check (1) is not finite, and so nothing changes; check NULL: finite. matrices: the table of Muon's
-// matrices, whose rows have `scale`; a matrix begins anywhere. All elements of the range are in one, except gaps'.
+// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without a
+// remainder is rounded stochastically. Takes lr_scale, decays and amax from the rows of tensors, as adamw_update does.
+// Where check (1) is not finite only the amax is taken; NULL is finite. matrices is the table of Muon's matrices, whose
+// rows have `scale`. A matrix begins anywhere, and each element of the range is in one, except in gaps.
 void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                const struct gradient_check *check, struct device *dev);
 __END_DECLS
 
-// Returns an element's new momentum; sets *update. grad: scaled already; rest: 1 - mu.
+// Returns an element's new momentum, and sets *update. grad is scaled already, and rest is 1 - mu.
 HOST_DEVICE float muon_momentum_element(float momentum, float grad, float mu, float rest, bool nesterov,
                                         float *update) {
     const float next = mu * momentum + rest * grad;

@@ -10,7 +10,7 @@ __BEGIN_DECLS
 void newton_schulz_normalize(floatX *x,             // (n)
                              const double *squares, // (1): the sum of squares of x
                              double divisor, int64_t n, struct device *dev);
-// out = in, rounded.
+// out = in, rounded to floatX.
 void newton_schulz_narrow(floatX *out,     // (n)
                           const float *in, // (n)
                           int64_t n, struct device *dev);

@@ -4,9 +4,9 @@
 //
 // The elements of a matrix, row after row, are cut into blocks of 64, whose absmax is their largest magnitude. A code
 // is the number of the level nearest to element / absmax, in a tie the lower level's. Two neighbors share a byte, the
-// first in its upper half. Absmaxes take 8 bits ("double quantization"): less their mean, in blocks of 256, divided by
-// the block's largest magnitude, as the code of the dynamic map's nearest value. That is 4 + 8 / 64 + 32 / (64 256) =
-// 4.127 bits an element.
+// first in its upper half. Absmaxes take 8 bits ("double quantization"): their mean is subtracted, blocks of 256 are
+// divided by their largest magnitude, and each becomes the code of the dynamic map's nearest value. That is 4 + 8 / 64
+// + 32 / (64 256) = 4.127 bits an element.
 //
 // An element read back is level * absmax in fp32, rounded once to floatX: bitsandbytes' bits. An absmax gets the
 // nearest code, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and takes a neighbor for some.

@@ -30,8 +30,8 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
 
 enum { NORM_FORWARD_PLACES = 3 };
 
-// Computes row n of norm_forward (delta NULL) or of residual_norm_forward: one function, so that the norm has the same
-// bits. All threads of the row call. Returns the largest fp8_magnitude of the thread's part of out; 0: no AMAX or out.
+// Computes row n of norm_forward (delta NULL) or of residual_norm_forward, in one function, so that both have the same
+// bits. All threads of the row call. Returns the largest fp8_magnitude in the thread's part of out, 0 if not AMAX.
 template <int THREADS, int PACKS, bool AMAX>
 DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                           const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
@@ -187,10 +187,10 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
 
 enum { NORM_BACKWARD_PLACES = 6 };
 
-// Returns where in shared memory, after norm_groups_reduce's floats, a thread's sums of dx's columns of pack j lie, in
-// fours NORM_THREADS * 16 bytes apart: a warp's accesses are to neighboring 16 bytes. Only where a row is a warp's are
-// these sums in shared memory: in registers they would leave room for one block, not two. Where a row is a block's they
-// are in registers, `held`; rows of any length (PACKS 0) have them in the run's row of dx_partial.
+// Returns where in shared memory this thread's sums of dx's columns of pack j lie: after norm_groups_reduce's floats,
+// in fours NORM_THREADS * 16 bytes apart, so that a warp accesses neighboring 16 bytes. Only where a row is a warp's
+// are the sums here, as in registers they would leave room for one block, not two. Where a row is a block's they are in
+// registers, `held`; rows of any length (PACKS 0) have them in the run's row of dx_partial.
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
@@ -213,7 +213,7 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// Does norm_backward except for the last addition: sums (runs, 2, C) = each run's dweight, dbias. 16 warps fit an SM.
+// Does norm_backward but for the last addition, of each run's dweight and dbias, sums (runs, 2, C). 16 warps fit an SM.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))

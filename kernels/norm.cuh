@@ -10,7 +10,7 @@
 
 __BEGIN_DECLS
 // out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon), with 1 + weight in fp32 in place of
-// weight where one_plus is set. For RMSNorm the mean is 0 and the variance the mean square. options.amax is of out.
+// weight where one_plus is set. RMSNorm has a mean of 0, and as variance the mean square. options.amax: out's amax.
 void norm_forward(floatX *out,          // (N, C); NULL: only the statistics are written
                   float *mean,          // (N); NULL: not written
                   float *rstd,          // (N); NULL: not written

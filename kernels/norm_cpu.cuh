@@ -55,7 +55,7 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     }
 }
 
-// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. out, mean, rstd: NULL: not written.
+// Computes norm_forward of `rows` <= NORM_ROWS rows, without the amax. Each of out, mean and rstd may be NULL.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                                   const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];
@@ -126,7 +126,7 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
     return (size_t)(norm_backward_runs(N) * 2 * norm_padded_columns(C)) * sizeof(float);
 }
 
-// sums[c] += the sum over the rows of x (rows, C), which the nearest cache still holds; sums NULL: does nothing.
+// sums[c] += the sum over the rows of x (rows, C), which the nearest cache still holds. Does nothing if sums is NULL.
 static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, int C) {
     for (int64_t r = 0; r < rows && sums != NULL; r++) {
 #pragma omp simd
@@ -135,8 +135,8 @@ static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, 
     }
 }
 
-// Does norm_backward for `rows` <= NORM_ROWS rows, without amax and dx_partial: dweight_sum += dout * y, dbias_sum +=
-// dout, each of norm_padded_columns(C) floats. residual NULL: 0.
+// Does norm_backward for `rows` <= NORM_ROWS rows, without amax and dx_partial. Adds dout * y to dweight_sum and dout
+// to dbias_sum, which have norm_padded_columns(C) floats each. A NULL residual is 0.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
                                       const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
                                       const float *rstd, int C, struct norm_options options, const int rows) {
@@ -216,7 +216,7 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is the mask's element `first`. Not inlined (norm_rows).
+// sum[i] = x[i] + scale * dropout(delta[i]), from the mask's element `first` on. Not inlined, so that bits are equal.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, float scale,
                                                         struct dropout dropout) {
@@ -260,7 +260,7 @@ void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, c
     }
 }
 
-// ddelta[i] = dout[i] times scale and dropout scales; dout[0] is the mask's element `first`. Not inlined (norm_rows).
+// ddelta[i] = dout[i] times scale and dropout scales, from the mask's element `first` on. Not inlined, for equal bits.
 __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta, const floatX *dout, int64_t first,
                                                                  int64_t count, float scale, struct dropout dropout) {
     for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {

@@ -38,6 +38,7 @@ template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct pa
         packed_store_some(row + c, value, C - c);
 }
 
+// Returns pack j of the row, at column c, in fp32: from `held` or, with PACKS = 0, from memory again.
 template <int PACKS>
 DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const floatX *row, int j, int c, int C) {
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
@@ -72,7 +73,7 @@ template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const float
     return w;
 }
 
-// Whether each row of C elements of arrays (count) begins and ends with a whole, aligned pack. NULL counts as aligned.
+// Whether rows of C elements of all arrays (count) are whole, aligned packs. A NULL array counts as aligned.
 static inline bool norm_rows_whole(int C, const void *const *arrays, int count) {
     bool whole = C % PACK == 0;
     for (int i = 0; i < count; i++)
@@ -80,8 +81,8 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
     return whole;
 }
 
-// to[c] = the sum of column c, c < count and THREADS * PACK, over the block's groups of THREADS threads, in order. All
-// groups have the same columns, a thread a pack. All threads call; needs NORM_THREADS * PACK floats of shared memory.
+// to[c] = the sum of column c over the block's groups of THREADS threads, in order, c < count. Each group has the same
+// THREADS * PACK columns, a thread a pack. All threads call. Needs NORM_THREADS * PACK floats of shared memory.
 template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
@@ -95,8 +96,8 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 }
 
 enum { NORM_REDUCE_THREADS = 1024 };
-// a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. A
-// warp adds every 32nd run of 32 columns, warp 0 then all warps' sums, by a shared float a thread. NULL: not wanted.
+// a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. a
+// or b may be NULL. A warp adds every 32nd run of 32 columns; warp 0 adds these up, by a shared float a thread.
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -154,8 +155,8 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
         to[c] = add ? to[c] + total[c] : total[c];
 }
 
-// to (C) = the runs' sums of columns, or += them where `add`; NULL: does nothing. Runs begin `stride` floats apart, a
-// multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time, as one would wait for each far run.
+// to (C) = the runs' sums of columns, or += them where `add`. Does nothing where `to` is NULL. Runs begin `stride`
+// floats apart, a multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time, as one would wait for each far run.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
     if (to == NULL)
         return;

@@ -34,8 +34,8 @@ DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
-// Returns packed_load, or zeroes where !valid, in which case `from` is any address: by a predicated instruction, since
-// with a branch the compiler makes two copies of the loop around it, which take more registers together.
+// Loads a pack as packed_load does or, unless `valid`, returns zeros and does not read `from`. By a predicated
+// instruction: with a branch the compiler makes two copies of the loop around it, which take more registers together.
 DEVICE_FUNCTION struct packed packed_load_if(const floatX *from, bool valid) {
 #ifdef __CUDACC__
     struct packed result;

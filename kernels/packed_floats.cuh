@@ -63,7 +63,7 @@ DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) 
         *(uint4 *)(to + i) = words;
     }
 }
-// Loads the first min(count, PACK) floats, at any alignment; the others are 0. count: what is left of an array.
+// Loads PACK floats at any alignment, with 0 in place of floats from `count` on, which are not read.
 DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return floats_load(from);
@@ -102,7 +102,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t 
     return result;
 }
 
-// x[i] = dropout_scale(d, element + i), i < PACK: one evaluation of Philox for four, one more unless element % 4 is 0.
+// Returns dropout_scale(d, element + i), i < PACK: one evaluation of Philox for four, one more unless element % 4 is 0.
 DEVICE_FUNCTION struct packed_floats dropout_scales_packed(const struct dropout &d, uint64_t element) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint32_t step = (uint32_t)dropout_step(d), skip = (uint32_t)element % 4;

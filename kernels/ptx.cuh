@@ -23,7 +23,7 @@ struct word_x4 {
     uint32_t x[4];
 };
 
-// Returns x, as a value that the compiler can't know: what depends on it is computed again at each call, not kept.
+// Returns x as a value unknown to the compiler, which then computes again what depends on it, rather than keep it.
 PTX_FUNCTION int hide_value(int x) {
 #if defined(__CUDACC__)
     asm volatile("" : "+r"(x));
@@ -31,7 +31,7 @@ PTX_FUNCTION int hide_value(int x) {
     return x;
 }
 
-// Returns the lower 32 bits of all blocks' clock, in ns: 0 again after 4.3 s. The emulator's gains 10 us at each call.
+// Returns the lower 32 bits of the clock of all blocks, in ns: 0 again after 4.3 s. The emulator's gains 10 us a call.
 PTX_FUNCTION uint32_t global_timer(void) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -53,8 +53,8 @@ PTX_FUNCTION uint32_t shared_memory(void) {
 #endif
 }
 
-// Starts a copy of 16 bytes from global to shared memory, past L1, addresses multiples of 16; where !valid, nothing is
-// read and zeroes are written. cp_async_commit and cp_async_wait must follow.
+// Starts a copy of 16 bytes from global to shared memory, past L1. Addresses are multiples of 16. Unless `valid`, reads
+// nothing and writes zeros. cp_async_commit and cp_async_wait must follow.
 PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
@@ -160,8 +160,7 @@ PTX_FUNCTION struct word_x4 load_shared_words(uint32_t from) {
 #endif
     return result;
 }
-// Loads a word from each of four addresses in shared memory. All lanes of the warp call; the lanes' i-th words should
-// lie in banks of their own.
+// Loads a word from each of four addresses in shared memory. All lanes call. Their i-th words should differ in banks.
 PTX_FUNCTION struct word_x4 load_words_apart(uint32_t from0, uint32_t from1, uint32_t from2, uint32_t from3) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -216,8 +215,8 @@ PTX_FUNCTION uint64_t load_shared_long(uint32_t from) {
     return result;
 }
 
-// Loads four 8x8 matrices of 16-bit elements: lane 8j + r gives the address, a multiple of 16, of row r of matrix j.
-// All lanes call; word j of the result is elements (g, 2t) and (g, 2t + 1) of matrix j, g = lane / 4, t = lane % 4.
+// Loads four 8x8 matrices of 16-bit elements. Lane 8j + r gives the address, a multiple of 16, of row r of matrix j.
+// All lanes call. Word j of the result is elements (g, 2t) and (g, 2t + 1) of matrix j, g = lane / 4, t = lane % 4.
 PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -410,8 +409,8 @@ PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #endif
 }
 
-// Returns a word of four bytes of a and b, which are numbered from a's lowest, 0, to b's highest, 7; hexadecimal digit
-// i of `bytes`, from the lowest on, is the number of the result's byte i.
+// Returns a word of four bytes picked from a and b, whose bytes are numbered from a's lowest, 0, to b's highest, 7.
+// Byte i of the result, from the lowest on, is the byte whose number is hexadecimal digit i of `bytes`.
 PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
     uint32_t result;
 #if defined(__CUDACC__)

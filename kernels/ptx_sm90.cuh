@@ -57,7 +57,7 @@ struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
-// Sets up a barrier, by one thread; mbarrier_init_fence follows. A phase takes `arrivals` arrivals and expected bytes.
+// Sets up a barrier, by one thread, before mbarrier_init_fence. A phase ends with `arrivals` arrivals and all bytes.
 PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -91,7 +91,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Does mbarrier_wait, a macro in this build; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
+// Waits as mbarrier_wait (here a macro) does; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
@@ -147,7 +147,7 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Returns l2_evict_last's policy, made anew at each call: backward spills a kept one, forward at head dim 64 this one.
+// Returns l2_evict_last's policy, made anew at each call. Backward would spill a kept one, forward at head dim 64 this.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -158,7 +158,7 @@ PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #endif
 }
 // Begins to copy the map's box at elements (c0, c1, c2, c3), innermost first, none below 0, to shared memory at a
-// multiple of 128; 0 past the tensor's ends. One thread calls; the barrier must expect the whole box's bytes.
+// multiple of 128; zeros past the tensor's ends. One thread calls. The barrier must expect the whole box's bytes.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
 #if defined(__CUDACC__)
@@ -182,7 +182,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to store a box as tma_load_4d's from shared memory, not past the tensor's ends, under bulk_store's conditions.
+// Begins to store a box, as tma_load_4d loads one, except past the tensor's ends. bulk_store's conditions hold here.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -192,7 +192,8 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Begins, by one thread, to copy `bytes` to shared memory, as the barrier expects; bytes, addresses: multiples of 16.
+// Begins to copy `bytes`, which the barrier expects, to shared memory. One thread calls. 16 divides bytes and
+// addresses.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -301,8 +302,8 @@ PTX_FUNCTION void async_proxy_fence_global(void) {
 
 // --- wgmma: by the 128 threads of a warpgroup ---------------------------------------------------------------------
 
-// Returns what describes an operand in shared memory to wgmma. Leading and stride bytes are the PTX ISA's, multiples of
-// 16 as the address is. swizzle: 0: none, 1: 128 bytes, 2: 64, 3: 32 (tensor maps count otherwise).
+// Returns the descriptor by which wgmma reads an operand in shared memory. Leading and stride bytes are as in the PTX
+// ISA, and multiples of 16, as the address. swizzle: 0 is none, 1 128 bytes, 2 64, 3 32 (tensor maps count otherwise).
 PTX_FUNCTION uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, int swizzle) {
     return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(leading_bytes >> 4 & 0x3fffu) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fffu) << 32 | (uint64_t)swizzle << 62;
@@ -433,8 +434,8 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// Begins wgmma_shared's product, A in registers: warp w's a is mma_m16n8k16's of rows from 16 w on, and stays so until
-// wgmma_wait.
+// Begins wgmma_shared's product, but with A in registers. Warp w's `a` has A's rows from 16 w on, as mma_m16n8k16 takes
+// them, and must not change until wgmma_wait.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -497,8 +498,8 @@ PTX_FUNCTION bool elect_one(void) {
 #endif
 }
 
-// Stores four 8x8 matrices, the inverse of ldmatrix_x4: lane 8j + r gives the address, a multiple of 16, of row r of
-// matrix j; word j has its elements (g, 2t), (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
+// Stores four 8x8 matrices, the inverse of ldmatrix_x4. Lane 8j + r gives the address, a multiple of 16, of row r of
+// matrix j. Word j has its elements (g, 2t), (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -533,7 +534,7 @@ PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 
 // --- Order among blocks -------------------------------------------------------------------------------------------
 
-// Returns *at, in global memory; what another block wrote before its store_release of the returned value is visible.
+// Returns *at, in global memory. What another block wrote before its store_release of this value is visible after.
 PTX_FUNCTION int load_acquire(const int *at) {
 #if defined(__CUDACC__)
     int value;
@@ -544,7 +545,7 @@ PTX_FUNCTION int load_acquire(const int *at) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Does wait_acquire, a macro in this build; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
+// Waits as wait_acquire (here a macro) does; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
                           "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),

@@ -192,8 +192,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// Does backward for `tokens` tokens' q or k rows, `count` each, of C elements: d becomes dx, sums (C) = their dweight.
-// d, x, rstd: at the first row, strided by whole tokens. All threads call; turn: 0, or as the last call left it.
+// Does backward for the q or the k rows of `tokens` tokens, `count` rows of C elements each: d becomes dx, sums (C) =
+// their dweight. d, x and rstd start at the first row of whole tokens. All threads call. turn: 0 at the first call.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -293,7 +293,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
 
 #else
 
-// Normalizes x (rows, C), rows <= NORM_ROWS, to out, all rows at a time. rstd: (rows); NULL: not written.
+// Normalizes x (rows, C), rows <= NORM_ROWS, to out, all rows at a time. rstd (rows) may be NULL.
 ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const floatX *weight, int C,
                                 struct qk_norm_shape shape, const int rows) {
     const vec offset = vec_set(norm_weight_offset(shape.one_plus));
@@ -315,7 +315,7 @@ ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const
         EACH_ROW row_vec_store(out + (int64_t)r * C, row_vec_load(x + (int64_t)r * C, c, C) * row_rstd[r] * w, c, C);
     }
 }
-// Normalizes a token's q or k rows, x (rows, C), to out, NORM_ROWS at a time. rstd: (rows); NULL: not written.
+// Normalizes a token's q or k rows, x (rows, C), to out, NORM_ROWS at a time. rstd (rows) may be NULL.
 ALWAYS_INLINE void qk_norm_rows(floatX *out, float *rstd, const floatX *x, const floatX *weight, int rows, int C,
                                 struct qk_norm_shape shape) {
     int r = 0;

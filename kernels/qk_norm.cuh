@@ -1,6 +1,6 @@
 // QK-norm (Dehghani et al. 2023, arXiv 2302.05442): RMSNorm of queries and keys, before their rotary embedding, by
-// learned weights, with statistics in fp32. A token is a number of rows, q's, k's, and v's, which pass unchanged: a row
-// is a head (Qwen 3, Gemma 3) or, in full width, all heads (OLMo 2).
+// learned weights, with statistics in fp32. A token has rows of q, k and v, and v's pass unchanged. A row is a head
+// (Qwen 3, Gemma 3) or, in full width, all heads of q, k or v (OLMo 2).
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/positions.cuh" // struct token_positions, token_position
@@ -22,7 +22,7 @@ struct qk_norm_rotary {
 
 __BEGIN_DECLS
 // out = x * rstd * weight (with one_plus 1 + weight) for each row x of q and k, rstd = 1 / sqrt(mean(x^2) + epsilon),
-// then rotated where there is a table: in one pass the bits of rope_forward after a norm. v's rows are copied.
+// then rotated where there is a table, with the bits of a norm and rope_forward, in one pass. v's rows are copied.
 void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                      const floatX *qkv, // (N, (H + 2 Hkv) D)
@@ -31,8 +31,8 @@ void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev);
-// Turns dqkv from the gradient of qk_norm_forward's output before rotation (rope_backward comes first) into qkv's; v's
-// part stays. Computes, with y = x * rstd and g = dout * weight, in an order that depends only on the sizes,
+// Turns dqkv, the gradient of what qk_norm_forward computed before rotation (rope_backward comes first), into qkv's
+// gradient; v's part stays. With y = x * rstd and g = dout * weight, in an order that depends only on the sizes,
 //   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
 void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                       float *dwq,        // (D), in full width (H D); NULL: not wanted

@@ -46,8 +46,8 @@ struct rounding {
     enum rounding_use use;
     int64_t first; // a multiple of 4
 };
-// Rounds x to bf16 stochastically, by `random` in [0, 65535]: up, in magnitude, for as many of these 65,536 values as
-// the lower half of x's bits says. What bf16 holds stays, NaN stays NaN; up from bf16's largest number is infinity.
+// Rounds x to bf16 stochastically, by `random` in [0, 65535]: away from 0 for as many of these 65,536 values as the
+// lower half of x's bits says, else toward 0. NaN, and what bf16 holds, stay. Above bf16's largest number is infinity.
 HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     const uint32_t bits = float_bits(x);
     bf16 result;
@@ -55,10 +55,10 @@ HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     return result;
 }
 
-// Returns a uniform number in [0, 1), in steps of 2^-24, which depends only on the arguments; of stream, bits 0 to 62.
+// Returns a uniform number in [0, 1), in steps of 2^-24, of the arguments only; bit 63 of stream is ignored.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
 
-// out[i] = std * z, i < n, z standard normal, |z| < 6.8, of (seed, stream, first_element + i) only. On the host.
+// out[i] = std * z, i < n, on the host. z is standard normal, |z| < 6.8, of (seed, stream, first_element + i) only.
 void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
 __END_DECLS
 

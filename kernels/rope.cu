@@ -7,7 +7,7 @@
 #include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
 
-// Rotates q's and k's heads in place; direction 1; -1: by negative angles. amax (1): merged with qkv's; NULL: none.
+// Rotates q's and k's heads in place. direction: 1, or -1 for negative angles. Merges qkv's amax unless amax is NULL.
 static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
                             int Hkv, int D, float direction, uint32_t *amax, struct device *dev);
 
@@ -23,8 +23,8 @@ template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct p
     else
         packed_store_some(to, x, count);
 }
-// Rotates this thread's packs of `rows` tokens, in the first `heads` of row_heads heads. WHOLE: D/2 is a multiple of
-// PACK, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0 without AMAX.
+// Rotates this thread's packs of pairs, in the first `heads` of row_heads heads of `rows` tokens. WHOLE: PACK divides
+// D/2, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0 without AMAX.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {

@@ -12,7 +12,7 @@ void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv
                   struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // Turns the gradient of rope_forward's result into the gradient of its input, in place: rotates by the negative angles.
-// amax (1), merged as in kernels/amax.cuh: of all of dqkv as stored, v's part too; NULL: not taken.
+// Merges the amax of all of dqkv as stored, v's part too, into amax (1) (kernels/amax.cuh), unless amax is NULL.
 void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                    const float *table, // (more than the largest position, D): D/2 cosines, D/2 sines
                    struct token_positions positions, int B, int T, int H, int Hkv, int D, uint32_t *amax,
@@ -21,7 +21,7 @@ __END_DECLS
 
 #ifdef TARGET_CUDA
 // Returns x, one of a pair, rotated. sine: the angle's sine for the pair's second element, its negative for the first.
-// Wherever a pair is rotated the same multiplication is fused with the addition, so that all have the same bits.
+// All rotations on a GPU call this: as all fuse the same multiplication with the addition, they have the same bits.
 DEVICE_FUNCTION float rope_rotate_one(float x, float partner, float cosine, float sine) {
     return fmaf(x, cosine, partner * sine);
 }
@@ -33,7 +33,7 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 }
 #else
 __BEGIN_DECLS
-// Rotates a token's first `heads` heads in place; direction 1; -1: by negative angles. Not inlined, for the same bits.
+// Rotates a token's first `heads` heads in place. direction: 1, or -1 for negative angles. Not inlined, for equal bits.
 void rope_rotate(floatX *token,          // (heads * D, and more)
                  const float *table_row, // (D): D/2 cosines, D/2 sines
                  int heads, int D, float direction);

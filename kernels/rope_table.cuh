@@ -17,7 +17,7 @@ enum rope_scaling {
     ROPE_LONGROPE, // w / a factor of the pair's own (Ding et al. 2024, arXiv 2402.13753)
 };
 
-// Fields of other ways of scaling are not read. 0 means an absent number where the default is named.
+// Only the fields of the chosen scaling are read. Where a comment names a default, 0 stands for it.
 struct rope_settings {
     int head_dim;    // D, even
     int rotary_dims; // R, even, at most D: the pairs i >= R/2 are not rotated
@@ -64,7 +64,7 @@ static inline double rope_factor(const struct rope_settings *s) { // 0: max_posi
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
 
-// Returns the number, of any sign and not whole, of the pair that makes `turns` rotations in rope_original_positions.
+// Returns the number, not whole and of any sign, of the pair that makes `turns` rotations in rope_original_positions.
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
@@ -109,7 +109,7 @@ static inline double rope_frequency(const struct rope_settings *s, int i) {
 static inline double rope_yarn_mscale(double mscale, double factor) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
-// Returns attention_factor; where 0, by M = rope_yarn_mscale: M(mscale) / M(mscale_all_dim), or M(1) if either is 0.
+// Returns attention_factor or, where it is 0, M(mscale) / M(mscale_all_dim), M = rope_yarn_mscale; M(1) if either is 0.
 static inline double rope_yarn_amplitude(const struct rope_settings *s) {
     const double factor = rope_factor(s);
     if (s->attention_factor > 0)

@@ -1,9 +1,9 @@
-// The 8-bit codes of a block of moments: magnitudes in units of the block's scale, its largest magnitude. Dettmers,
-// "8-bit approximations for parallelism in deep learning" (2015): decade i = 0..6 has n 2^i magnitudes, the midpoints
-// of as many equal parts of [0.1, 1], times 10^(i - 6). First moments: n = 1, the largest of the 127 is 1 instead of
-// 0.993, for both signs (bit 7 of the byte), so that a block's extreme is exact, and with it the scale: quantizing
-// twice is quantizing once. Roots of second moments: n = 2, and 1 after the 254. What is not 0 never becomes 0: where v
-// were 0 and m is not, only eps would divide.
+// The 8-bit codes of a block of moments stand for magnitudes in units of the block's scale, its largest magnitude
+// (Dettmers, "8-bit approximations for parallelism in deep learning", 2015). Decade i = 0..6 has n 2^i magnitudes, the
+// midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). For first moments n = 1, bit 7 is the sign, and the
+// largest of the 127 is 1, not 0.993: so a block's extreme and its scale are exact, and quantizing twice is quantizing
+// once. For roots of second moments n = 2, and 1 follows the 254. What is not 0 never becomes 0, or m would be divided
+// by eps.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits, float_from_bits
@@ -95,9 +95,9 @@ HOST_DEVICE float code_scale(uint32_t largest) {
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
-// Returns the index of the magnitude nearest to y >= 0 in a table whose first decade has n magnitudes and whose last
-// index is `last`; 0 only where y is NaN or under half the first. By comparisons and arithmetic, which vectorize: the
-// border between two decades is a whole part above the power of ten. Halfway, within rounding, either may result.
+// Returns the index of the magnitude nearest to y >= 0 in code_magnitudes (n = 1, last = CODE_LAST) or
+// root_code_magnitudes (n = 2, last = ROOT_CODE_LAST); halfway, either. NaN, and y below half the first magnitude, give
+// 0. Arithmetic, unlike a search, vectorizes: decades meet one part of the lower decade above the power of ten.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \
@@ -128,7 +128,7 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of x's root, x >= 0 a second moment; 0 only where x is 0 or NaN. inverse: code_inverse of the scale.
+// Returns the code of the root of x >= 0, a second moment; only 0 and NaN get 0. inverse: code_inverse of the scale.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

@@ -39,7 +39,7 @@ HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) { // of whol
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
 
-// Returns a master weight's parameter: its upper 16 bits, to nearest, ties away from zero; a NaN may become a number.
+// Rounds a master weight to its bf16 parameter, to nearest, ties away from zero. A NaN may become a number.
 HOST_DEVICE bf16 split_high(float master) {
     uint32_t bits;
     bf16 high;
@@ -58,7 +58,7 @@ HOST_DEVICE float split_join(bf16 high, uint16_t low) {
     memcpy(&master, &bits, sizeof master);
     return master;
 }
-// Rounds a parameter to floatX: to bf16 as split_high does, where a NaN may become a number; in fp32 it stays.
+// Rounds a parameter to floatX. In bf16 by split_high, which may make a number of a NaN; in fp32 it stays as it is.
 HOST_DEVICE floatX parameter_rounded(float exact) {
 #ifdef PRECISION_BF16
     return split_high(exact);
@@ -66,7 +66,7 @@ HOST_DEVICE floatX parameter_rounded(float exact) {
     return exact;
 #endif
 }
-// Rounds a parameter to floatX: to bf16 as bf16_stochastic does, by `random` in [0, 65535]; in fp32 it stays.
+// Rounds a parameter to floatX. In bf16 by bf16_stochastic, with `random` in [0, 65535]; in fp32 it stays as it is.
 HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
 #ifdef PRECISION_BF16
     return bf16_stochastic(exact, random);
@@ -74,7 +74,7 @@ HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
     return exact;
 #endif
 }
-// Returns the master weight of a parameter: in fp32 `rounded`, in bf16 joined with its lower half, `low`, as stored.
+// Returns a parameter's master weight: in bf16 `rounded` joined with its stored lower half, `low`; in fp32 `rounded`.
 HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
 #ifdef PRECISION_BF16
     return split_join(rounded, low);
@@ -88,7 +88,7 @@ __BEGIN_DECLS
 void state_decode(float *out,        // (n)
                   const void *state, // state_bytes(format, n)
                   enum state_format format, int64_t n);
-// Encodes n values to nearest, on the host; a last block's rest is 0 in 8 bits, else stays. Fails as state_decode does.
+// Encodes n values to nearest, on the host. The last block's rest is 0 in 8 bits, else stays. Fails as state_decode.
 void state_encode(void *state,         // state_bytes(format, n)
                   const float *values, // (n)
                   enum state_format format, int64_t n);
@@ -137,8 +137,8 @@ static inline uint32_t values_largest_bits(const float *values, int count) {
         largest = code_larger_bits(largest, values[i]);
     return largest;
 }
-// Encodes values (count), to nearest, as a block's first elements. The others' bytes stay, but in 8 bits the block gets
-// these values' scale, which changes the others. Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
+// Encodes values (count), to nearest, as a block's first elements. The other elements' bytes stay, but an 8-bit block
+// gets these values' scale, which changes what they stand for. Ends the program for FORMAT_REMAINDER and FORMAT_NONE.
 static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
     bf16 *rounded = (bf16 *)block;
     struct code_block *coded = (struct code_block *)block;

@@ -37,7 +37,7 @@ static tensor_map_encode tensor_map_encoder(void) {
 
 // Returns the map of a 4-D view of bf16 in device memory. dims are innermost first: D, heads, T, B; strides_bytes are
 // of all but the first. A box has `box_rows` rows along T of one head's `box_columns` elements: 16, 32 or 64, which are
-// a swizzle of 32, 64 or 128 bytes. Past a dim's end it reads 0, writes nothing. Ends the program if CUDA refuses it.
+// a swizzle of 32, 64 or 128 bytes. Past a dim's end TMA reads 0 and writes nothing. Ends the program if CUDA refuses.
 static struct tensor_map tensor_map_of(const bf16 *base, const uint64_t dims[4], const uint64_t strides_bytes[3],
                                        int box_columns, int box_rows) {
     struct tensor_map result;

@@ -23,25 +23,25 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// Opens `t`, whatever it holds. bus_gbps: 1e9 bytes a second each way that the cpu target imitates; 0: no bus.
+// Opens *t, zeroed or not. bus_gbps: of the bus that the cpu target imitates, 1e9 bytes a second each way; 0: no bus.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
 // Waits for the transfers in flight, then closes `t`; does nothing where `t` is zeroed.
 static void transfers_close(struct transfers *t, struct device *dev);
-// Begins a copy from or to pinned host memory, after work enqueued so far; not within an op (work_segments.cuh).
-// Returns a ticket, never 0: until its transfer_wait nobody else may write the copy's operands, nor read its result.
+// Begins a copy from or to pinned host memory, after the work enqueued so far. Not within an op (work_segments.cuh).
+// Returns a ticket, never 0. Until transfer_wait nobody else may write the copy's operands, nor read its result.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
-// Makes all work that is enqueued on the device from here on wait until the transfer is done; on the cpu target waits.
-// Ticket 0: does nothing. Aborts unless transfer and wait are in the same recording of a graph, or neither is in any.
+// Makes all work that is enqueued on the device from here on wait until the transfer is done; the cpu target waits at
+// once. Ticket 0: no wait. Aborts unless transfer and wait are in the same recording of a graph, or neither is in any.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Returns the seconds, since transfers_open, that the device waited for transfers, in waits that are over and in no
-// graph; on the cpu target 0 without a bus rate. Not to call while a graph is recorded.
+// Returns the seconds since transfers_open that the device waited for transfers. Counts waits that are over and in no
+// graph; on the cpu target it is 0 without a bus rate. Must not be called while a graph is recorded.
 static double transfers_waited_s(struct transfers *t);
-// Sets gbps, each direction's rate in 1e9 bytes a second, by copies of `bytes` both ways at once, on the cpu target one
-// after the other; TRANSFER_MEASURED_BYTES are enough. Takes twice `bytes` of device and of host memory meanwhile.
+// Measures each direction's rate in 1e9 bytes a second, gbps, by copies of `bytes` both ways at once; on the cpu target
+// one after the other. TRANSFER_MEASURED_BYTES are enough. Takes 2 * bytes of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// Puts off the cpu target's copies of this direction, each until a wait for it or a later one, or until TRANSFER_EVENTS
-// later ones begin: a missing wait shows. (Use during a copy shows in the usual order.) Emulator: EMU_STREAMS.
+// Puts off the cpu target's copies of this direction, for tests, so that a missing wait shows. A copy is made at a wait
+// for it or for a later one, or when TRANSFER_EVENTS later ones have begun. In the emulator EMU_STREAMS does so.
 static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction);
 
 // A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
@@ -95,7 +95,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
     t->open = false;
 }
 
-// Returns the number, as tickets hold it, of the recording of a graph that is under way; 0: none is.
+// Returns the number by which tickets name the recording of a graph under way; 0 where no graph is recorded.
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
@@ -135,7 +135,7 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event, or a later transfer's in its place. Aborts across recordings: there no event orders.
+// Waits for the transfer's event, or for a later one's that took its place. No event orders across recordings: aborts.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -176,7 +176,7 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
     }
     cuda_check(cudaEventDestroy(begin));
 }
-// Returns the event that another stream than the device's waits for before it reads what a transfer, ticket > 0, wrote.
+// Returns the event of a transfer, ticket > 0, for which other streams than the device's wait to read what it wrote.
 static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
     return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
 }
@@ -221,7 +221,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 #ifndef TRANSFER_CLOCK_S // a test has a clock that other processes' work does not advance
 #define TRANSFER_CLOCK_S deadline_clock_s
 #define TRANSFER_SLEEP_UNTIL transfer_sleep_until
-// Returns when deadline_clock_s() is at_s; spins at the end, as a sleep is up to 0.1 ms late, megabytes of a bus.
+// Sleeps until deadline_clock_s() is at_s. Spins at the end, as a sleep is up to 0.1 ms late, megabytes of a bus.
 static void transfer_sleep_until(double at_s) {
     const double spun_s = 2e-4;
     for (double left_s; (left_s = at_s - deadline_clock_s()) > 0;)

@@ -59,7 +59,7 @@ static inline vec vec_min(vec a, vec b) {
 #endif
 }
 
-// Returns sum + a b, rounded once where the CPU can: the compiler might fuse some inlined copies of a loop, others not.
+// Returns sum + a b, rounded once if the CPU can. The compiler itself might fuse only some inlined copies of a loop.
 static inline vec vec_fma(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -100,11 +100,10 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
 #endif
 
 enum { EXP2_VECS = 4 };
-// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-126.5 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a
-// polynomial of degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches
-// the exponent field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it:
-// n = -127 makes the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a
-// core's scheduler is too small to look through whole chains for work.
+// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-126.5 down; NaN stays. x = n + f, |f| <= 1/2. 2^f is a
+// polynomial of degree 5 with p(0) = 1, minimax in the relative error (9.2e-8), by Lawson's iteration. Adding 1.5 *
+// 2^23 + 127 leaves n + 127 in the last bits, for the exponent field: n = -127 makes the factor 0. Four vectors go step
+// by step, as one vector's steps are a chain of 12 dependent operations, too long for a core's scheduler.
 static inline void vec_exp2(vec x[EXP2_VECS]) {
     static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
     const float magic = 0x1.8p23f + 127;
@@ -141,8 +140,8 @@ static inline vec_words vec_round_bf16(vec x) {
 }
 
 #if defined(__AVX512BF16__)
-// Stores x0 and x1 as bf16, at addresses aligned to what is stored. pairs: (LANES) VNNI pairs, of x0[i] in the low half
-// and x1[i]; row0: (LANES) of x0; row1: (LANES) of x1. NULL: not wanted; row0 and row1 only together.
+// Stores x0 and x1 as bf16: in pairs (LANES) as VNNI pairs, x0[i] in the low half, and in row0 (LANES) and row1
+// (LANES). pairs may be NULL, and so may row0 with row1. Addresses are aligned to what is stored there.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {
@@ -224,9 +223,9 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #define VEC_DOT_NAME "NEON bf16 dot"
 #endif
 
-// Returns sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low
-// half. The product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the
-// instructions count denormals as zero. Arm's BFDOT adds the two products first, rounds to odd, then adds their sum.
+// Adds a dot product of two bf16 pairs to each lane: returns sum[i] + low(a[i]) low(b[i]) + high(a[i]) high(b[i]), of
+// the halves of each word. x86 adds the high halves' product first, and rounds each sum to nearest (Intel SDM,
+// VDPBF16PS); Arm's BFDOT adds the products, rounds to odd, then adds to sum. The instructions take denormals as 0.
 static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
 #if defined(__AVX512BF16__) && !defined(BF16_DOT_EMULATE)
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);

@@ -1,6 +1,6 @@
 // Arrays of floatX as SIMD vectors of floats: loads and stores at any alignment, ends of rows, and the functions of
-// activations and the loss, of FLOATX_VECS vectors at a time: each step is made for all of them before the next, since
-// one vector's is a chain of dependent operations, too long for a core's scheduler.
+// activations and the loss. These take FLOATX_VECS vectors at a time, and make each step for all of them before the
+// next: one vector's steps are a chain of dependent operations, too long for a core's scheduler.
 //
 // Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a twentieth
 // of a rounding to bf16. Denormals may count as 0 in bf16.
@@ -130,7 +130,7 @@ ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
 // ---- Functions ----
 
 // x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. x is kept within
-// limits: at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
+// limits. At the lower limit the exponent field, and so the factor, is 0; at the upper limit the product overflows.
 ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
     const float magic = 0x1.8p23f + 126;
     vec t[FLOATX_VECS], p[FLOATX_VECS];

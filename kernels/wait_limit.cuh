@@ -35,7 +35,7 @@ __host__ __device__ static constexpr const char *wait_file(int number) {
 __host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
     return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
 }
-// Returns line * WAIT_FILES + the number by which wait_file has the path's last two parts, WAIT_FILES - 1 for others.
+// Returns a place: line * WAIT_FILES + the number that wait_file has for the path's file, WAIT_FILES - 1 for others.
 __host__ __device__ static constexpr int wait_place(const char *path, int line) {
     const char *name = path, *last = path; // after the last slash but one, and after the last
     int file = 1;
@@ -73,7 +73,7 @@ extern "C" {
 static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
 static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
-// Returns the record, which all files share, zero before a wait is too long; pinned, never freed. NULL: no memory.
+// Returns the record, which all files share: pinned, never freed, zero until a wait is too long. NULL: no memory.
 inline struct wait_record *wait_limit_record(void) {
     static struct wait_record *const record = [] {
         struct wait_record *memory = NULL;
@@ -83,7 +83,7 @@ inline struct wait_record *wait_limit_record(void) {
     }();
     return record;
 }
-// Tells the kernels of the compiled file where the record is, the first time; LAUNCH calls this. Returns CUDA's error.
+// Tells this compiled file's kernels where the record is, at the first call; LAUNCH calls this. Returns CUDA's error.
 static cudaError_t wait_limit_open(void) {
     static const cudaError_t status = [] {
         struct wait_record *const record = wait_limit_record();
@@ -91,7 +91,7 @@ static cudaError_t wait_limit_open(void) {
     }();
     return status;
 }
-// Returns static text for the end of an error's message: which thread has waited too long; "" where none has.
+// Returns the end of an error's message, in static memory: which thread has waited too long, or "" where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();

@@ -22,18 +22,18 @@
 // A zeroed struct has recorded nothing. The caller frees it with segments_free.
 struct work_segments;
 
-// Begins to record or, once recorded, enqueue `segments`, which must not move until segments_end. Cpu target: nothing.
+// Begins to record `segments` or, once they are recorded, to enqueue them. *segments must not move until segments_end.
 static void segments_begin(struct work_segments *segments, struct device *dev);
-// Ends what segments_begin began: cuts the last segment (segments_cut), and from then on all are recorded. Aborts where
+// Ends what segments_begin began: cuts the last segment (segments_cut). All count as recorded from then on. Aborts if
 // there are fewer segments than were recorded. Does nothing where CUDA refused to begin a recording on the way.
 static void segments_end(struct device *dev);
-// Whether the caller is to run the next op, and then to call segments_op_end. Always true on the cpu target, where no
-// segments were begun, within an op, and from the op on at which CUDA does not begin to record.
+// Whether the caller is to run the next op, and then to call segments_op_end; false where a graph has the op already.
+// Always true on the cpu target, without begun segments, within an op, and once CUDA has refused to begin recording.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
-// Ends a segment: enqueues its graph. Called before anything but an op is enqueued. Does nothing without ops and where
-// no segments were begun. Ends the program if CUDA refuses the graph; aborts within an op, and on other ops or more
-// segments than were recorded.
+// Ends a segment, and enqueues its graph. Call this before anything but an op is enqueued. Does nothing if the segment
+// has no ops, or no segments were begun. Ends the program if CUDA refuses the graph. Aborts within an op, and where ops
+// differ from what was recorded, or segments are more.
 static inline void segments_cut(struct device *dev);
 // Frees the recorded work and zeroes the struct.
 static void segments_free(struct work_segments *segments);
@@ -80,7 +80,7 @@ static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, a new one while recording. Aborts past the last; ends the program without memory.
+// Returns the segment at hand, which it adds while recording. Aborts past the last. Ends the program without memory.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_abort("recorded work is enqueued again with more segments than were recorded");
@@ -94,7 +94,7 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
-// Enqueues the graph of the segment at hand, made first while recording, and goes on to the next. Ends as segments_cut.
+// Enqueues the graph of the segment at hand, made first while recording; goes on to the next. Fails as segments_cut.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {

@@ -10,7 +10,7 @@ typedef vec_words xvec;
 enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
 // Returns sum plus a b, lane by lane: in bf16 lane i adds the products of elements 2 i and 2 i + 1.
 static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_dot(sum, a, b); }
-// Returns elements XVEC_PARTS * l + part, part < XVEC_PARTS, as fp32, in lanes l.
+// Returns every XVEC_PARTS-th element, from number `part` < XVEC_PARTS on, in fp32.
 static inline vec xvec_part(xvec x, int part) {
     if (part)
         return (vec)(x & 0xffff0000u);
