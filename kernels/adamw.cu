@@ -91,7 +91,8 @@ struct adamw_part {
     const uint32_t *words; // of random numbers
 };
 // Updates a part, by its tensor's f. split: there is a remainder. narrow: states are bf16. Two loops would be slower.
-ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_factors f, bool split, bool narrow) {
+ALWAYS_INLINE void adamw_update_part(struct adamw_part part, int count, struct adamw_factors f, bool split,
+                                     bool narrow) {
     floatX *__restrict__ params = part.params;
     uint16_t *__restrict__ remainder = part.remainder;
     const float *__restrict__ g = (const float *)part.g;
@@ -134,13 +135,13 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
     for (int i = 0; i < count && adamw_needs_random_words(r); i += PHILOX_CHUNK)
         rounding_chunk(words + i, rounding, at + i);
     if (part.remainder && narrow)
-        adamw_step(part, count, f, true, true);
+        adamw_update_part(part, count, f, true, true);
     else if (part.remainder)
-        adamw_step(part, count, f, true, false);
+        adamw_update_part(part, count, f, true, false);
     else if (narrow)
-        adamw_step(part, count, f, false, true);
+        adamw_update_part(part, count, f, false, true);
     else
-        adamw_step(part, count, f, false, false);
+        adamw_update_part(part, count, f, false, false);
     if (!narrow) {
         state_encode_part(m_blocks, r->m_format, m_room, count, NULL);
         state_encode_part(v_blocks, r->v_format, v_room, count, words);

@@ -366,7 +366,7 @@ size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev
     return device_is_gpu(dev) ? gpu_embedding_backward_bytes(B, T) : 0;
 }
 // Zeroes the table's sums on the host's threads, before rows are added, unless `add` is set or there are no sums.
-static void embedding_zero_unless_add(struct table_gradient table, int C) {
+static void table_gradient_clear(struct table_gradient table, int C) {
     if (table.sums == NULL || table.add)
         return;
 #pragma omp parallel for schedule(static)
@@ -379,8 +379,8 @@ void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, 
     // Threads share the columns, in ranges of whole cache lines, and each goes through the rows in order: no two add to
     // one place, and sums are the same for any number of threads. More ranges would cost more memory accesses.
     const int64_t rows = (int64_t)B * T;
-    embedding_zero_unless_add(dwte, C);
-    embedding_zero_unless_add(dwpe, C);
+    table_gradient_clear(dwte, C);
+    table_gradient_clear(dwpe, C);
     const int shares = dev->threads > 0 ? dev->threads : 1;
     const int columns = ((C + shares - 1) / shares + EMBEDDING_LINE - 1) / EMBEDDING_LINE * EMBEDDING_LINE;
 #pragma omp parallel for schedule(static)

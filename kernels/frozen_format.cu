@@ -36,7 +36,7 @@ static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *val
     const int width = cols - col < FP8_BLOCK ? (int)(cols - col) : (int)FP8_BLOCK;
     uint32_t amax = 0;
     for (int r = 0; r < height; r++)
-        amax = amax_larger(amax, float_bits(nf4_largest(values + r * cols, width)));
+        amax = amax_larger(amax, float_bits(floats_largest(values + r * cols, width)));
     const float scale = fp8_block_scale(amax, FP8_E4M3);
     to.inverse[row / FP8_BLOCK * fp8_inverse_pitch(FP8_128X128, rows, cols) + col / FP8_BLOCK] =
         fp8_block_inverse(scale);

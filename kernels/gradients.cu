@@ -202,7 +202,7 @@ static inline double squares_of_run(const void *x, enum state_format format, int
                                  : squares_of_floats((const float *)x + begin, end - begin);
 }
 // Returns the total of sums (SUM_OF_SQUARES_RUNS), squares_of_run's results, in their order.
-static inline double squares_of_runs(const double *sums) {
+static inline double squares_runs_total(const double *sums) {
     double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
         sum += sums[run];
@@ -215,7 +215,7 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
 #pragma omp parallel for schedule(static)
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
         sums[run] = squares_of_run(x, format, n, run);
-    const double sum = squares_of_runs(sums);
+    const double sum = squares_runs_total(sums);
     *total = add ? *total + sum : sum;
 }
 void squares_of_ranges(void *workspace, const void *x, enum state_format format, const struct gradient_range *ranges,
@@ -232,7 +232,7 @@ void squares_total(double *total, int count, void *workspace, struct device *dev
     const double *sums = (const double *)workspace;
     double sum = 0;
     for (int i = 0; i < count; i++)
-        sum += squares_of_runs(sums + (int64_t)i * SUM_OF_SQUARES_RUNS);
+        sum += squares_runs_total(sums + (int64_t)i * SUM_OF_SQUARES_RUNS);
     *total = sum;
 }
 

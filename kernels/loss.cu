@@ -125,7 +125,7 @@ DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, i
     }
 }
 // row (Vp) <- 0, by all threads of the block
-DEVICE_FUNCTION void gradient_of_nothing(floatX *row, int Vp) {
+DEVICE_FUNCTION void gradient_zero_row(floatX *row, int Vp) {
     struct packed zeros;
     for (int i = 0; i < PACK; i++)
         zeros.x[i] = to_floatX(0);
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
         if (threadIdx.x == 0)
             losses[n] = 0;
         if (backward)
-            gradient_of_nothing(row, Vp);
+            gradient_zero_row(row, Vp);
         return;
     }
     const float target_logit = to_float(row[target]); // before the barrier, after which another thread overwrites it
@@ -312,7 +312,7 @@ ALWAYS_INLINE float exponentials_sum(const floatX *x, int n, float shift, struct
     return vec_sum_in_order(sum);
 }
 // Returns the largest of the logits x (n), at least -FLT_MAX; its z is the largest too. A NaN never is the largest.
-static inline float largest(const floatX *x, int n) {
+static inline float logits_largest(const floatX *x, int n) {
     vec maxima = vec_set(-FLT_MAX);
     float result = -FLT_MAX;
     int at = 0;
@@ -338,7 +338,7 @@ ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x
         const int n = V - begin < LOSS_BLOCK ? V - begin : (int)LOSS_BLOCK;
         float sum = begin > 0 ? exponentials_sum(x + begin, n, row.shift, t, kind) : INFINITY;
         if (!(sum < 1e15f)) {
-            const float most = logit_transformed(&slope, largest(x + begin, n), t, kind);
+            const float most = logit_transformed(&slope, logits_largest(x + begin, n), t, kind);
             const float shift = most > row.shift ? most : row.shift;
             row.sum *= vector_expf(row.shift - shift);
             row.shift = shift;

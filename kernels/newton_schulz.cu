@@ -27,7 +27,7 @@ static __global__ void newton_schulz_narrow_kernel(floatX *out, const float *in,
         rounded.x[i] = to_floatX(y.x[i]);
     four_store(out + at, rounded, count);
 }
-void newton_schulz_narrow(floatX *out, const float *in, int64_t n, struct device *dev) {
+void newton_schulz_round(floatX *out, const float *in, int64_t n, struct device *dev) {
     LAUNCH(dev, newton_schulz_narrow_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
 }
 
@@ -58,7 +58,7 @@ void newton_schulz_normalize(floatX *x, const double *squares, double divisor, i
     for (int64_t i = 0; i < n; i++)
         x[i] = to_floatX(factor > 0 ? factor * to_float(x[i]) : 0.0f);
 }
-void newton_schulz_narrow(floatX *out, const float *in, int64_t n, struct device *dev) {
+void newton_schulz_round(floatX *out, const float *in, int64_t n, struct device *dev) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++)
         out[i] = to_floatX(in[i]);

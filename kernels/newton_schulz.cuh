@@ -11,9 +11,9 @@ void newton_schulz_normalize(floatX *x,             // (n)
                              const double *squares, // (1): the sum of squares of x
                              double divisor, int64_t n, struct device *dev);
 // out = in, rounded to floatX.
-void newton_schulz_narrow(floatX *out,     // (n)
-                          const float *in, // (n)
-                          int64_t n, struct device *dev);
+void newton_schulz_round(floatX *out,     // (n)
+                         const float *in, // (n)
+                         int64_t n, struct device *dev);
 // square = a I + b gram + c square, in fp32 and rounded once.
 void newton_schulz_polynomial(floatX *square,     // (side, side)
                               const floatX *gram, // (side, side)

@@ -102,7 +102,7 @@ HOST_DEVICE uint32_t nf4_code_at(const struct nf4_matrix *from, int64_t i) {
 static inline float nf4_inverse(float x) { return 1.0f / (x > 1e-38f ? x : 1e-38f); }
 
 // Returns the largest magnitude in x (n); a NaN counts as larger than infinity.
-static inline float nf4_largest(const float *x, int n) {
+static inline float floats_largest(const float *x, int n) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < n; i++) {
@@ -117,7 +117,7 @@ static inline float nf4_border(int k) { return 0.5f * (nf4_levels[k] + nf4_level
 
 // Encodes a block of n <= 64 elements, two a byte; half of the last byte is 0 where n is odd. Returns the absmax.
 static inline float nf4_encode_block(uint8_t *codes, const float *x, int n) {
-    const float absmax = nf4_largest(x, n), inverse = nf4_inverse(absmax);
+    const float absmax = floats_largest(x, n), inverse = nf4_inverse(absmax);
     uint8_t code[NF4_BLOCK] = {0};
 #pragma omp simd
     for (int i = 0; i < n; i++) {
@@ -158,7 +158,7 @@ static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmax
         float centered[NF4_ABSMAX_BLOCK];
         for (int i = 0; i < count; i++)
             centered[i] = absmaxes[first + i] - mean;
-        const float scale = nf4_largest(centered, count), inverse = nf4_inverse(scale);
+        const float scale = floats_largest(centered, count), inverse = nf4_inverse(scale);
         to.absmax_scales[first / NF4_ABSMAX_BLOCK] = scale;
         for (int i = 0; i < count; i++)
             to.absmax_codes[first + i] = nf4_map_code(centered[i] * inverse);

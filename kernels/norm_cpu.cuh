@@ -118,12 +118,12 @@ void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const 
 }
 
 int64_t norm_backward_num_runs(int64_t N, int C, const struct device *dev) {
-    return device_is_gpu(dev) ? gpu_norm_backward_num_runs(N, C) : norm_backward_runs(N);
+    return device_is_gpu(dev) ? gpu_norm_backward_num_runs(N, C) : norm_backward_cpu_runs(N);
 }
 size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_norm_backward_bytes(N, C);
-    return (size_t)(norm_backward_runs(N) * 2 * norm_padded_columns(C)) * sizeof(float);
+    return (size_t)(norm_backward_cpu_runs(N) * 2 * norm_padded_columns(C)) * sizeof(float);
 }
 
 // sums[c] += the sum over the rows of x (rows, C), which the nearest cache still holds. Does nothing if sums is NULL.
@@ -185,7 +185,7 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
 void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
                    const floatX *dout, const floatX *x, const floatX *weight, const float *mean, const float *rstd,
                    int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev) {
-    const int64_t runs = norm_backward_runs(N), columns = norm_padded_columns(C);
+    const int64_t runs = norm_backward_cpu_runs(N), columns = norm_padded_columns(C);
     float *sums = (float *)workspace; // (runs, 2, columns)
 #pragma omp parallel for schedule(static)
     for (int64_t run = 0; run < runs; run++) {
@@ -282,11 +282,11 @@ __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta,
 }
 
 int64_t residual_backward_num_runs(int64_t N, int C, const struct device *dev) {
-    return device_is_gpu(dev) ? gpu_residual_backward_num_runs(N, C) : norm_backward_runs(N);
+    return device_is_gpu(dev) ? gpu_residual_backward_num_runs(N, C) : norm_backward_cpu_runs(N);
 }
 void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
                        struct dropout dropout, struct device *dev) {
-    const int64_t n = N * C, runs = norm_backward_runs(N);
+    const int64_t n = N * C, runs = norm_backward_cpu_runs(N);
     const bool copies = dropout.p == 0 && scale == 1;
     if (copies && ddelta != dout)
         memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);

@@ -133,7 +133,9 @@ enum { NORM_ROWS = 4 };
 // are added in the order of the runs, so that the result doesn't depend on the number of threads.
 enum { NORM_BACKWARD_RUNS = 128 };
 
-static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
+static inline int64_t norm_backward_cpu_runs(int64_t N) {
+    return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS;
+}
 
 // Columns of a cache line: a run's row of sums is padded to whole lines, and so to whole vectors.
 enum { NORM_SUM_COLUMNS = 16 };

@@ -351,7 +351,7 @@ static inline int64_t qk_norm_padded_columns(struct qk_rows rows) {
 size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_qk_norm_backward_bytes(N, shape);
-    return (size_t)(norm_backward_runs(N) * qk_norm_padded_columns(qk_rows_of(shape))) * sizeof(float);
+    return (size_t)(norm_backward_cpu_runs(N) * qk_norm_padded_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
 // Does backward for `rows` <= NORM_ROWS rows of C elements: d becomes dx, dweight_sum (norm_padded_columns(C)) +=
@@ -397,7 +397,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
                       const float *rstd, int64_t N, struct qk_norm_shape shape, bool add, void *workspace,
                       struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
-    const int64_t runs = norm_backward_runs(N), columns = qk_norm_padded_columns(rows),
+    const int64_t runs = norm_backward_cpu_runs(N), columns = qk_norm_padded_columns(rows),
                   q_columns = norm_padded_columns(rows.q_width);
     const int q = rows.q_rows * rows.q_width;
     float *sums = (float *)workspace; // (runs, columns)

@@ -140,7 +140,7 @@ static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX 
     const bool tall = rows > cols;
     if (tall) {
         TIMELINE_MATMUL(t, matmul_backward_weight(b->sums, NULL, in, in, rows, cols, cols, false, b->scratch, t->dev));
-        TIMELINE_RUN(t, newton_schulz_narrow(b->gram, b->sums, (int64_t)side * side, t->dev));
+        TIMELINE_RUN(t, newton_schulz_round(b->gram, b->sums, (int64_t)side * side, t->dev));
     } else
         TIMELINE_MATMUL(t, matmul_forward(b->gram, in, in, NULL, rows, rows, cols, b->scratch, t->dev));
     // A is symmetric: A A^T is its square.

@@ -120,7 +120,7 @@ static void nf4_keeps_weights_to_its_precision(void **state) {
     char *stored = quantized(values, FROZEN_NF4, ROWS, COLS, FROZEN_ROWS);
     floatX *out = read_back(stored, FROZEN_NF4, ROWS, COLS, 0, ROWS);
     for (int64_t i = 0; i < ROWS * COLS; i++) { // half of the widest gap, 0.304, and 0.7 % of the absmaxes' range
-        const float absmax = nf4_largest(values + i / NF4_BLOCK * NF4_BLOCK, NF4_BLOCK);
+        const float absmax = floats_largest(values + i / NF4_BLOCK * NF4_BLOCK, NF4_BLOCK);
         assert_near(to_float(out[i]), values[i], 0.1525 * absmax + 0.01 * 0.4 + 0x1p-8 * absmax, i);
     }
     free(out);
