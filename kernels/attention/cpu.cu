@@ -22,19 +22,20 @@
 
 // ---- Forward ----
 
-// m is raised to the largest score only when that is above m by more than this, so that P stays below 2^8 and the sums
-// are rarely rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1. Before a query has
-// seen a key, m is FLASH_LOWEST: not infinite, because the strip's other queries may have seen one.
+// A query's running maximum m is raised to the largest score only if that is above m by more than this. So P stays
+// below 2^8, where fp32 and bf16 are as precise as at 1, and sums are rarely rescaled; the quotient is the same for any
+// m. m begins at FLASH_LOWEST. It isn't infinite, as the strip's queries don't all see a key in the same panel.
 #define FLASH_SLACK_LOG2 8.0f
 #define FLASH_LOWEST (-0x1p127f)
 
-// A strip of queries carries this from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
+// Holds the online softmax of a strip of queries, in units of log2: m near max(scale S), and l = sum 2^(scale S - m).
 struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// P^T = 2^(scale S^T - m) of `panels` blocks, times `factors` unless NULL, which l leaves out. *strip gets the new m
-// and l, rescale (32) 2^(old m - new m), for O^T so far. p: in fp32 `scores`, overwritten; in bf16 right operands.
+// Turns scores of `panels` blocks into P^T = 2^(scale S^T - m), and brings m and l in *strip up to date. rescale (32) =
+// 2^(old m - new m), by which the caller must multiply O^T. Dropout's factors, unless NULL, multiply P^T but not l. In
+// fp32 p is `scores`, overwritten; in bf16 it gets right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -96,7 +97,7 @@ static inline void flash_rescale(float *blocks, const float *rescale, int steps)
     }
 }
 
-// Writes one strip's out = O / l, merges its amax, writes lse = ln 2 * m + ln l unless NULL. blocks: O^T; state: m, l.
+// Writes a strip's out = O / l and, unless NULL, lse = ln 2 * m + ln l. Merges out's amax. blocks: O^T; state: m, l.
 static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip,
                                const float *blocks, const struct flash_strip *state) {
     float inverse[BLOCK];
@@ -110,7 +111,7 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
         lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
 }
 
-// Computes out, its amax, and lse of one tile of queries of one head. place: where the head's K and V^T are packed.
+// Computes out, its amax, and lse of one tile of queries of one head, whose K and V^T are packed at `place`.
 ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *out, float *lse, const floatX *qkv,
                                       const struct flash *f, int b, int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
@@ -162,7 +163,7 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
-// Packs a panel of KV head kv_head, counted over all sequences, at `place`: K and V^T; for backward K, K^T and V.
+// Packs one panel at `place`: its K and V^T or, for backward, its K, K^T and V. kv_head counts over all sequences.
 ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct flash *f, const floatX *qkv,
                                     int64_t kv_head, int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
@@ -183,7 +184,7 @@ static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head
     else
         flash_pack_panel(LAYOUT_FP32, f, qkv, kv_head, panel, place, backward);
 }
-// Packs every KV head at the place of its number. All threads of the team call, and wait until all is packed.
+// Packs all KV heads, head i at place i. All threads of the team must call this, and leave it when all is packed.
 static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
@@ -197,7 +198,7 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
         flash_forward_tile(LAYOUT_FP32, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
-// Returns the bytes of packed K and V, B * Hkv * roundup(T, 32) * roundup(D, 32) times 4 or 8; 0 for a planned GPU.
+// Returns the bytes of packed K and V: B * Hkv * roundup(T, 32) * roundup(D, 32) times 4 or 8; 0 for a planned GPU.
 size_t flash_forward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return 0;
@@ -237,7 +238,7 @@ void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_
 
 // ---- Backward: its units of work are kernels/attention/cpu_cuts.cuh's ----
 
-// Fills *queries for `strips` strips from strip `first` on; delta = rowsum(dout * out). Past T all of *queries is 0.
+// Fills *queries for `strips` strips from strip `first` on, with delta = rowsum(dout * out). Queries past T are 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
@@ -268,9 +269,9 @@ ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct fla
     }
 }
 
-// P^T = 2^(scale S^T - lse) and dS^T = P^T * (dP^T - delta) of one block; where `capped`, a constant, dS^T times the
-// slopes. factors: dropout's, of P^T and dP^T, or NULL. P^T is written as a left operand, dS^T as a left and a right
-// one; in fp32 the two are one, ds_right. The factor `scale` that belongs to dS waits until dQ and dK are written.
+// Computes P^T = 2^(scale S^T - lse) and dS^T = P^T * (dP^T - delta) of one block, stored as by flash_store_gradients.
+// Where `capped`, dS^T is also multiplied by the slopes; else slopes is NULL. The scale is left to the writers of dQ
+// and dK. Dropout's factors, unless NULL, multiply dP^T and the stored P^T.
 ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool capped, void *p, void *ds_left,
                                   void *ds_right, const float *scores, const float *dp, const float *lse_log2,
                                   const float *delta, const float *factors, const float *slopes, float scale_log2) {
@@ -299,8 +300,8 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
     }
 }
 
-// Adds one panel's dK and dV, from all strips of the tile that see the panel, to dk and dv, (steps) blocks each; where
-// `fresh`, overwrites them. Leaves dS^T in g->ds, at `slot` of each strip's panels. all_factors: dropout's, as g->ds.
+// Computes a panel's dK and dV from the strips of a tile that see it, and adds them to dk and dv, (steps) blocks each,
+// or where `fresh` overwrites these. Leaves dS^T in g->ds, at `slot` of each strip. all_factors: dropout's, as g->ds.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const float *all_factors,
                                         const struct flash_sight *sight, const struct flash *f, int64_t place,
@@ -331,8 +332,8 @@ ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *d
     flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Computes dQ and its amax of one tile of queries of one head, and adds dK, still without the scale, and dV to dk and
-// dv, (panels, steps) blocks, of which it overwrites panels from `written` on. place: the KV head's, of flash_pack.
+// Computes dQ, and its amax, of one tile of queries of a head. Adds the tile's dK, without the scale, and dV to dk and
+// dv, (panels, steps) blocks, but overwrites panels from `written` on. place is where the KV head is packed.
 ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {
@@ -374,7 +375,8 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes a panel's scaled dK and dV: adds `sums` (segments, 2, panels, steps) where it was visited. Merges the amax.
+// Writes a panel's dK, with the scale, and dV. They are added up from sums, (segments, 2, panels, steps) blocks, of the
+// segments that visited the panel. Merges their amax.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -404,8 +406,8 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
     }
 }
 
-// Computes dQ of one segment of a KV head. dK, without the scale, and dV of panels that it visits stay in `sums`, (2,
-// panels, steps) blocks; other panels are not set.
+// Computes dQ of one segment of a KV head. Leaves dK, without the scale, and dV of the panels that the segment visits
+// in `sums`, (2, panels, steps) blocks, and other panels of `sums` as they were.
 static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
                                 const float *lse, const struct flash *f, const struct flash_cuts *cuts, int64_t kv_head,
                                 int segment, int64_t place) {
@@ -421,8 +423,8 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     }
 }
 
-// Returns the bytes of packed K, K^T and V, 3/2 of forward's, and of the units' sums, 8 bytes * B * Hkv * segments *
-// roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most 31 + B * Hkv; gpu_sizes.cuh's for a planned GPU.
+// Returns the bytes of packed K, K^T and V, 3/2 of forward's, plus 8 * B * Hkv * segments * roundup(T, 32) * roundup(D,
+// 32) for the units' sums; B * Hkv * segments is at most 31 + B * Hkv. For a planned GPU: gpu_sizes.cuh's.
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_flash_backward_bytes(shape);

@@ -8,14 +8,14 @@
 
 enum { FLASH_UNITS = 32 }; // keep a few dozen threads busy; each costs 8 * T * D bytes of sums
 
-// The number of segments of a KV head: all B * Hkv heads have FLASH_UNITS or more, but each at most one a (tile, head).
+// The number of segments of a KV head: enough for FLASH_UNITS in all, but at most one for each (tile, head) pair.
 static inline int flash_segments(const struct flash *f) {
     const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
     return (int)(wanted < pairs ? wanted : pairs);
 }
-// The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group.
-// `first` is not set where there is one segment; where there are several, there are at most FLASH_UNITS - 1 sequences.
+// Says where segments begin: first (B, segments + 1) has the first pair of each segment of a sequence's KV heads, and
+// pair i belongs to tile i / group. first isn't set for one segment; for more, B is at most FLASH_UNITS - 1.
 struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
@@ -40,16 +40,16 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
         }
     }
 }
-// Returns the first pair, of (tile, head), of segment s of sequence b's KV heads; for s = segments the last one's end.
+// Returns the first (tile, head) pair of segment s of sequence b's KV heads, or for s = segments the end of all pairs.
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
-// The number of panels, from panel 0 on, up to the last that a pair before `pair` sees, whatever first_key hides.
+// The number of panels, from panel 0 on, that the pairs before `pair` reach: up to their diagonal, even if hidden.
 static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;
 }
-// live = the numbers, in order, of the segments of sequence b's KV heads that visit `panel`. Returns how many do.
+// Fills `live` with the segments, in order, of sequence b's KV heads that visit `panel`. Returns how many there are.
 static inline int flash_live_segments(int live[FLASH_UNITS], const struct flash *f, const struct flash_cuts *cuts,
                                       int b, int panel) {
     int count = 0;

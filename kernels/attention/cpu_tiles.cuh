@@ -10,7 +10,7 @@
 #include <math.h>                      // INFINITY
 #include <omp.h>                       // omp_get_num_threads
 
-// Panels whose products are added to a sum at a time; most strips and most blocks of a query tile.
+// FLASH_PANELS panels are added to a sum at a time. The other two are the most strips and blocks of a query tile.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
 
 struct flash {
@@ -57,7 +57,7 @@ static inline int flash_queries_count(const struct flash *f, int first_strip, in
     const int rest = f->shape.T - first_strip * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
-// Returns the blocks of panel `panel` at `place`, which has the room of one KV head, of `packed`: f->k, f->kt or f->v.
+// Returns a panel's blocks in `packed`, which is f->k, f->kt or f->v. A place there has the room of one KV head.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
 }
@@ -69,11 +69,11 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// Returns the first panel that strip `strip` of sequence b sees, by its first query's first_key; 0 without first_key.
+// Returns the first panel that a strip of sequence b sees, by the first_key of its first query; 0 without first_key.
 static inline int flash_begin(const struct flash *f, int b, int strip) {
     return f->shape.first_key ? f->shape.first_key[(int64_t)b * f->shape.T + strip * BLOCK] / BLOCK : 0;
 }
-// Returns the area that a query tile sees, in squares of its width; the diagonal's square and a short tile count full.
+// Returns the area that a query tile sees, in squares of its width. The diagonal's square and a short tile count fully.
 static double flash_area(const struct flash *f, int b, int tile) {
     if (!f->shape.first_key)
         return tile + 1;
@@ -89,7 +89,7 @@ static double flash_sequence_area(const struct flash *f, int b) {
         area += flash_area(f, b, tile);
     return area;
 }
-// Returns all sequences' visible area divided by the largest sequence's: B where all sequences are alike.
+// Returns the sum of the sequences' visible areas divided by the largest of them: B where all sequences are alike.
 static double flash_effective_sequences(const struct flash *f) {
     double sum = 0, most = 0;
     for (int b = 0; b < f->shape.B; b++) {
@@ -100,25 +100,25 @@ static double flash_effective_sequences(const struct flash *f) {
     return sum / most;
 }
 
-// Whether each thread takes whole KV heads and packs them, one after the other, at the place of the thread's number,
-// which stays in its cache: from about 4 heads a thread on. To be called in the parallel region.
+// Whether there are enough KV heads, about 4 a thread, for each thread to take whole heads and pack them, one after the
+// other, at a place of its own, which stays in its cache. Call this in the parallel region.
 static inline bool flash_whole_heads(const struct flash *f) {
     return flash_effective_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
-// Prefetches rows to the L2 cache: a head's rows lie a token apart, which the hardware's prefetchers do not follow.
+// Prefetches rows to the L2 cache. The hardware doesn't, since a head's rows lie a token apart.
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
         for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
             __builtin_prefetch(rows + r * stride + d, 0, 2);
 }
 
-// The panels of keys that strip s of a query tile sees: from begin[s] on. Before whole[s] first_key hides some keys.
+// Says which panels strip s of a query tile sees: from begin[s] on. Before whole[s], first_key hides some keys.
 struct flash_sight {
     int begin[FLASH_STRIPS], whole[FLASH_STRIPS];
     int32_t first_key[FLASH_STRIPS * BLOCK];
 };
-// Fills *sight for `strips` strips of queries of sequence b, from strip `first` on; first_key only if the shape has it.
+// Fills *sight for `strips` strips of sequence b, from strip `first` on. Sets its first_key only if the shape has one.
 static void flash_look(struct flash_sight *sight, const struct flash *f, int b, int first, int strips) {
     for (int s = 0; s < strips; s++) {
         sight->begin[s] = flash_begin(f, b, first + s);
@@ -135,20 +135,21 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns the panels [begin, end) of FLASH_PANELS from `group` on that `strip`, number s of its tile, sees; maybe none.
+// Returns which of the FLASH_PANELS panels from `group` on a strip sees; none where end <= begin. s is the strip's
+// number in its tile, `strip` its number in the sequence.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
     seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
     return seen;
 }
-// Sets scores below the diagonal to -inf, keys after the query, in the block of S^T of a strip and its last panel.
+// Sets scores of keys after their query to -inf: in the block of S^T on the diagonal, the scores below it.
 static inline void flash_mask_diagonal(float *scores) {
     for (int key = 1; key < BLOCK; key++)
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
-// Sets to -inf the scores in a block of S^T, `panel` <= `strip`, that the strip, number s of its tile, doesn't see.
+// Sets the scores that a strip doesn't see to -inf in the block of S^T of a panel <= strip. s: the strip's in its tile.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         flash_mask_diagonal(scores);
@@ -162,7 +163,7 @@ static inline void flash_mask(float *scores, const struct flash_sight *sight, in
         }
 }
 
-// scores (count, whole vecs) = softcap tanh(scale scores / softcap). slopes (count) = 1 - tanh^2; NULL: not wanted.
+// scores (count) = softcap tanh(scale scores / softcap), slopes (count) = 1 - tanh^2 unless NULL. LANES divides count.
 static void flash_cap(float *scores, float *slopes, int count, const struct flash *f) {
     const float inner = f->shape.scale / f->shape.softcap, softcap = f->shape.softcap;
     for (int i = 0; i < count; i += LANES) {
@@ -172,12 +173,13 @@ static void flash_cap(float *scores, float *slopes, int count, const struct flas
             vec_store(slopes + i, 1.0f - t * t);
     }
 }
-// Returns what scores, capped where there is a softcap, are multiplied by to be exponents of 2.
+// Returns the factor that turns scores, or capped scores where there is a softcap, into exponents of 2.
 static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }
 
-// Fills factors (panels, key, query) by dropout: queries of `strip`, past T 0; <= FLASH_PANELS panels, `first` on.
+// Fills factors (panels, key, query) with dropout's factors of a strip, for FLASH_PANELS panels or fewer from panel
+// `first` on. Queries past T get 0.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
@@ -191,7 +193,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// rows (count, D) = a strip's out or dQ, from transposed blocks (D, 32), row q times factor[q]. Merges into *f->amax.
+// Writes a strip's out or dQ to rows (count, D), from transposed blocks (D, 32), row q times factor[q]. Merges f->amax.
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
                              const struct flash *f) {
     const int D = f->D;
@@ -214,14 +216,14 @@ struct flash_queries {
     float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK]; // in FP8 lse of 256 P
 } ALIGN_BLOCK;
 
-// P^T of one panel, dS^T of four, for each strip; blocks as flash_store_gradients writes them.
+// P^T of one panel and dS^T of FLASH_PANELS, for each strip, in blocks as flash_store_gradients writes them.
 struct flash_gradients {
     float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
-// Stores EXP2_VECS rows, a vector of each, of a block's P^T, x, and dS^T, from row `key` and column c on: P^T as a left
-// operand, dS^T as a left and a right one; in fp32 the two are one, ds_right, and ds_left is not written.
+// Stores a vector of each of EXP2_VECS rows of a block's P^T, x, and dS^T, ds, from row `key` and column c on. P^T is a
+// left operand; dS^T is stored as a left one and as a right one. In fp32 these are alike, and only ds_right is written.
 ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
                                          const vec *x, const vec *ds, int key, int c) {
     for (int i = 0; i < EXP2_VECS; i += 2) {
@@ -239,8 +241,8 @@ ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p
         }
     }
 }
-// Adds a panel's dK and dV, of `depth` strips of the tile from strip `begin` on, to dk and dv, (steps) blocks each;
-// where `fresh`, overwrites them. dK lacks the scale. slot: the panel's in g->ds; in bf16 g->ds_left is read instead.
+// Computes a panel's dK, without the scale, and dV from `depth` strips from strip `begin` on, and adds them to dk, dv,
+// (steps) blocks each, or where `fresh` overwrites these. slot: the panel's in g->ds; bf16 reads g->ds_left instead.
 ALWAYS_INLINE void flash_add_key_gradients(const enum block_layout layout, const struct flash *f, float *dk, float *dv,
                                            const struct flash_gradients *g, const struct flash_queries *queries,
                                            int slot, int begin, int depth, bool fresh) {

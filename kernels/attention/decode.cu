@@ -10,7 +10,7 @@
 
 enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
-// Copies one pack of a k or v head per thread, where kv_cache_slot >= 0. In a row of qkv, k's heads and v's follow q's.
+// Copies one pack of a k or v head per thread, unless its slot is -1. A row of qkv has q's heads, then k's, then v's.
 static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
                                               const int32_t *ends, int capacity, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
@@ -48,7 +48,7 @@ DEVICE_FUNCTION struct decode_slice decode_load(const floatX *head, int at, int 
     return result;
 }
 
-// Online softmax over the keys that a team of lanes sees. A finite first maximum makes a team without keys weigh 0.
+// Holds a team's online softmax over its keys. The first maximum is finite, so that a team without keys weighs 0.
 struct decode_sums {
     float max, total;           // of the scores, in units of ln 2; of the weights
     struct decode_slice values; // weighted sums
@@ -57,8 +57,8 @@ struct decode_sums {
 // Returns the shared-memory address of a team's floats: its max, its total, then D sums.
 DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
 
-// Computes one head of a sequence per block. A team of `lanes` lanes, a power of 2 such that D elements are at most
-// DECODE_SLICE a lane, takes a key at a time; then each element's thread adds the teams' results (decode_team).
+// Computes one head of a sequence per block. A team of `lanes` lanes takes one key at a time, and a lane DECODE_SLICE
+// elements of it; lanes is a power of 2. Then a thread for each element adds up what the teams left at decode_team.
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
                             const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
@@ -146,7 +146,7 @@ void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int3
     }
 }
 
-// Keys of a run, long enough for the hardware's prefetchers: a run's keys are read, then its values.
+// A run reads DECODE_KEYS keys, then their values, which is long enough for the hardware's prefetchers.
 enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
 enum { DECODE_VECS = 4 }; // vectors of a value that are summed in registers at a time
 
@@ -169,8 +169,8 @@ static inline float decode_scores(float *scores, const xvec *q, const floatX *ke
     return max;
 }
 
-// Applies decode_cap to n scores, of which the largest is `max`. Returns the largest capped score. Inlined, it took
-// registers from the loops of models without a softcap: 4 % of their time.
+// Applies decode_cap to n scores, the largest of which is `max`. Returns the largest capped score. It isn't inlined,
+// since that took registers from the loops of models without a softcap: 4 % of their time.
 static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
 #pragma omp simd
     for (int j = 0; j < n; j++)
@@ -178,8 +178,8 @@ static __attribute__((noinline)) float decode_capped(float *scores, int n, float
     return decode_cap(max, softcap);
 }
 
-// sums = sums * shrink + weights (n) V (n, D), only for the `vecs` <= DECODE_VECS vectors from vector `first` on. sums:
-// (all vectors of D, XVEC_PARTS) as xvec_part has them.
+// sums = sums * shrink + weights (n) V (n, D), for `vecs` vectors of D, at most DECODE_VECS, from vector `first` on.
+// sums has all vectors of D, in XVEC_PARTS parts each, as xvec_part has them.
 ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights, float shrink, const floatX *values,
                                  int n, int first, int D) {
     vec sum[DECODE_VECS * XVEC_PARTS];
@@ -210,7 +210,8 @@ static void decode_all_values(vec *sums, const float *weights, float shrink, con
         decode_values(1, sums, weights, shrink, values, n, v, D);
 }
 
-// p = 2^(p - max) of n scores, 0 in the rest of the last EXP2_VECS vectors. Returns the sum. p: room for DECODE_KEYS.
+// Turns n scores p into weights 2^(p - max), and returns their sum. Up to a multiple of EXP2_VECS vectors, for which p
+// has room, further weights are 0.
 static inline float decode_weights(vec *p, int n, float max) {
     vec sum = vec_set(0);
     for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)

@@ -11,9 +11,9 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Stores the k and v of (B, T) tokens, out of their qkv rows, in the caches, at positions starts[b] to starts[b] +
-// T - 1, but only from position ends[b] - capacity to ends[b] - 1: a prompt may be longer than the ring, and the rows
-// after a shorter prompt's end are no tokens, which must not push the prompt's tokens out. Other slots stay.
+// Stores the k and v of (B, T) tokens, taken from their qkv rows, in the caches at positions starts[b] to starts[b] + T
+// - 1. Leaves out positions before ends[b] - capacity, as a prompt may be longer than the ring, and positions from
+// ends[b] on, whose rows are no tokens and must not push a prompt's tokens out. Other slots stay.
 void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                      floatX *values,        // (B, Hkv, capacity, D)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -24,8 +24,8 @@ void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
-// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
-// own too: kv_cache_append comes first. Reads q of qkv, but not shape.T, first_key, last_query, workspace. D <= 256.
+// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b]. The last is the
+// new token's own, so call kv_cache_append first. Doesn't read shape.T, first_key, last_query or workspace. D <= 256.
 void attention_decode(floatX *out,              // (B, H * D)
                       const floatX *qkv,        // (B, (H + 2 Hkv) * D)
                       const floatX *keys,       // (B, Hkv, capacity, D)
@@ -34,7 +34,8 @@ void attention_decode(floatX *out,              // (B, H * D)
                       int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 __END_DECLS
 
-// Returns the slot of row `row` of (B, T) tokens, -1: the row is not stored. starts, ends: as kv_cache_append has them.
+// Returns the slot of the cache for a row of (B, T) tokens, or -1 where kv_cache_append, with these starts and ends,
+// doesn't store the row.
 HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
     const int position = (int)position_of(starts, row, T);
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);

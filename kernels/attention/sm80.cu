@@ -11,19 +11,16 @@
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
 // - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of
 //   the causal mask, so that no other test of T is needed.
-// - Tiles have 64, 96, 128 or 256 columns. A head of another size, a multiple of 8, takes the next larger tile, with
-//   zeroes in the columns past it, which add nothing to any product and are not written: instances of their own, so
-//   that the exact sizes pay nothing for it.
+// - Tiles have 64, 96, 128 or 256 columns. A head of another size, a multiple of 8, takes the next larger tile with
+//   zeroes in the columns past it. It has instances of its own, so that the exact sizes pay nothing for it.
 // - Backward is two kernels. One holds dQ of a block of queries in registers and runs over the keys; it also makes
 //   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
 //   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
 //   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
 // - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal;
-//   a tile of keys meets the tiles of queries from the diagonal to last_query of its last key. Others are not visited.
-//   Tiles at either edge are masked, by first_key where rows are queries and by last_query where they are keys. Blocks
-//   start in the order of plain causal attention: with documents of T / 8 they end about as unevenly as without
-//   (arithmetic, in tiles, at T 8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of
-//   512 less so (6 %).
+//   a tile of keys meets the tiles of queries from the diagonal to last_query of its last key. Only tiles at either
+//   edge are masked. Blocks start in the order of plain causal attention, in which, by arithmetic, they end about as
+//   unevenly with documents as without, and less unevenly with windows.
 // - An amax is taken by a kernel of its own, where rope_backward does not take it: in these, even at their end, it
 //   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
@@ -66,11 +63,11 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// Returns a grid of blocks with `rows` queries or keys of a head: x along T, y of `heads` heads of a sequence, z of B.
+// Returns the grid for blocks that take `rows` queries or keys of a head each: x is along T, y over heads, z over B.
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns a kernel's arguments, `any` with `spans`, and lets the kernel have its shared memory. spans NULL: none.
+// Returns a kernel's arguments, which are `any` with `spans` (NULL: none), and lets the kernel have its shared memory.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -104,7 +101,7 @@ struct flash_backward_launcher {
     }
 };
 
-// Enqueues the instance of a tile of D columns, where there is neither a softcap nor spans with dropout.
+// Enqueues the instance for a tile of D columns. A softcap, or spans with dropout, takes flash_choose_any instead.
 template <class launcher, int D>
 static void flash_choose_plan(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool dropout = a.dropout.p > 0, exact = a.head_dim == D;
@@ -121,7 +118,7 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
-// Enqueues the instance for a softcap, or spans with dropout: rarer ones, which take every head that their tile holds.
+// Enqueues the instance for a softcap, or for spans with dropout. They are rare: every head is taken as padded.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)
@@ -129,7 +126,7 @@ static void flash_choose_any(const struct flash_any_arguments &a, struct attenti
     else
         launcher::template launch<D, false, true, FLASH_ANY>(a, shape, dev);
 }
-// Enqueues the instance of the smallest tile that holds a head; flash_choose_any has no tile of 96 columns.
+// Enqueues the instance with the smallest tile that holds a head. flash_choose_any has no tile of 96 columns.
 template <class launcher>
 static void flash_choose(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool any = shape.softcap > 0 || (shape.first_key && a.dropout.p > 0);
@@ -149,8 +146,8 @@ static void flash_choose(const struct flash_any_arguments &a, struct attention_s
         flash_choose_plan<launcher, 256>(a, shape, dev);
 }
 
-// Returns the arguments; of the pointers only qkv is set. Ends the program where the shape is not taken, or a pointer
-// in `aligned` is not aligned to 16 bytes; NULL is.
+// Returns the arguments, with no pointer set but qkv. Ends the program where the kernels don't take the shape, or where
+// a pointer in `aligned` isn't aligned to 16 bytes. A NULL in `aligned` is fine.
 static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[4],
                                                      struct attention_shape shape, struct dropout dropout) {
     char reason[128];

@@ -1,4 +1,4 @@
-// Flash attention's backward by mma.sync: a kernel of dQ, one of dK and dV. Its design: kernels/attention/sm80.cu.
+// Flash attention's backward by mma.sync: a kernel for dQ, one for dK and dV. Its design: kernels/attention/sm80.cu.
 #pragma once
 #include "kernels/attention/sm80_tiles.cuh" // struct flash_arguments, tiles, products
 #include "kernels/vector_math.cuh"          // LOG2E
@@ -8,8 +8,8 @@
 struct backward_element {
     float p, ds;
 };
-// Returns P and dS of an element: P = exp2(scale_log2 S - lse_log2), 0 unless `visible`, and dS = P (dP - delta), where
-// scores are capped, times 1 - tanh^2. mask: dropout's factor, by which dP and the P that is returned are multiplied.
+// Returns P and dS of an element. P = exp2(scale_log2 S - lse_log2), or 0 if not `visible`; dS = P (dP - delta), times
+// 1 - tanh^2 where scores are capped. Dropout's factor `mask` multiplies dP and the P that is returned.
 template <class plan>
 DEVICE_FUNCTION struct backward_element backward_one(const typename plan::arguments &a, float s, float dp,
                                                      float scale_log2, float lse_log2, float delta, float mask,
@@ -27,8 +27,8 @@ DEVICE_FUNCTION struct backward_element backward_one(const typename plan::argume
     return result;
 }
 
-// Makes S and dP of a chunk: s = left . right^T, dp = dleft . dright^T. left, dleft: 16 M rows; right, dright:
-// origin_right of two tiles, of which the 8 N rows from `first` on are read. fp32: first s, then dp: fewer registers.
+// Computes S and dP of a chunk: s = left . right^T, dp = dleft . dright^T. left, dleft: 16 M rows; right, dright:
+// origin_right() of tiles, whose 8 N rows from `first` on are read. fp32 makes s first, which takes fewer registers.
 template <int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_both(float s[M][N][4], float dp[M][N][4], const left_operand &left,
                                    const left_operand &dleft, uint32_t right, uint32_t dright, int first) {
@@ -84,7 +84,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Sets lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row on, in `state`, 0 past T, and in a.rows.
+// Computes lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row, for a.rows and `state` (0 past T).
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -125,8 +125,8 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
         }
 }
 
-// Adds dS K, still unscaled, of one tile of keys to state.dq, of the warp's rows from first_row on. token: the row of
-// the sequence's first token. stage: the shared-memory address of the tile's K, loaded, with V TILE_BYTES after it.
+// Adds dS K of one tile of keys, without the scale, to state.dq, for the warp's rows from first_row on. token is the
+// row of the sequence's first token. stage: the shared-memory address of K, loaded, with V TILE_BYTES after it.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
@@ -175,7 +175,8 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
     }
 }
 
-// Loads a tile's K, V (two stages: waits for them, loads the next's), then calls backward_query_tile. All threads call.
+// Adds a tile of keys to state.dq by backward_query_tile, when its K and V are loaded. With two stages the next tile's
+// K and V are loaded meanwhile; with one stage, this tile's are loaded first. All threads must call this.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          const struct head_views &view, int64_t head, int first_row, int tile,
@@ -258,8 +259,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
 // --- Backward: dK and dV ------------------------------------------------------------------------------------------
 
-// S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as
-// they stand in registers.
+// S and dP are made as keys x queries: so P and dS, in registers, are left operands of dV += P^T dO, dK += dS^T Q.
 template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_key_plan {
     static constexpr int D = COLUMNS_OF_TILE;
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
@@ -275,8 +275,8 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
     static constexpr int KEYS = 16 * M * KEY_WARPS; // of a block
-    // SMALL: smaller tiles. LATE: see zero_after(). AGAIN, FEWER: more is computed again. All are what ptxas of CUDA
-    // 13.0 needs to spill nothing. QUERIES may differ from the host's, which asks for more shared memory.
+    // SMALL: smaller tiles. LATE: see zero_after(). AGAIN and FEWER: more values are computed again, not kept. ptxas of
+    // CUDA 13.0 needs all four to spill nothing. QUERIES may differ from the host's, which asks for more shared memory.
     static constexpr bool SMALL = HIDE_MORE && D == 128 && (ANY || (SPANS && !PADDED));
     static constexpr int QUERIES = (D == 256 || SMALL ? 32 : 64) / (FP32 ? 2 : 1); // of a tile
     static constexpr int CHUNK = 16; // queries whose S and dP are in registers at a time
@@ -301,14 +301,13 @@ template <class plan> struct backward_key_state {
     uint32_t step; // of dropout
 };
 
-// The queries that a block of keys meets: of every query head of its group, from the diagonal to the last that sees a
-// key of the block.
+// The queries that a block of keys meets: in each head of its group, from the diagonal to the last that sees a key.
 struct query_steps {
     int b, first_head, first_tile, tiles; // tiles: of each head, from first_tile on
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
-// Starts copying a step's Q, dO, a.rows, 0 past T, to `stage` in shared memory. All threads call; the caller commits.
+// Starts copying a step's Q, dO and a.rows to `stage` in shared memory, 0 past T. All threads call; the caller commits.
 template <class plan>
 DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {
@@ -335,8 +334,8 @@ DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan
                                  first_query - lane_column();
 }
 
-// dV += P^T dO and dK += dS^T Q, of the warp's keys from first_key on, over one tile of queries. token: the row of the
-// sequence's first token. stage: the shared-memory address of the tile's Q, loaded; dO, then rows follow it.
+// dV += P^T dO and dK += dS^T Q for the warp's keys from first_key on, over one tile of queries. token is the row of
+// the sequence's first token. stage is where Q lies in shared memory, with dO and the rows after it; all have arrived.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
@@ -395,7 +394,8 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     }
 }
 
-// Loads a step's queries (two stages: waits; loads the next's), then calls backward_key_tile. All threads call.
+// Adds a step's queries to `state` by backward_key_tile, when they are loaded. With two stages the next step's queries
+// are loaded meanwhile; with one stage, this step's are loaded first. All threads must call this.
 template <class plan>
 DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,
@@ -425,8 +425,8 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
         backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);
 }
 
-// Computes dK and dV of plan::KEYS keys of one KV head per block, after flash_backward_query_kernel, which fills
-// a.rows. The blocks with the most queries start first.
+// Computes dK and dV of plan::KEYS keys of one KV head per block. Launch it after flash_backward_query_kernel, which
+// fills a.rows. The blocks with the most queries start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     flash_backward_key_kernel(const typename plan::arguments a) {

@@ -41,7 +41,7 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Updates the online softmax: s = exp2((s - maximum) scale_log2), o and sum rescaled; sum += s of this lane's columns.
+// Runs the online softmax: rescales o and sum, s = exp2((s - maximum) scale_log2), and adds this lane's s to sum.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -93,7 +93,7 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
-// Sets scores of keys before a row's first_key to -inf. token: the sequence's first row; others: as forward_mask.
+// Sets scores of keys before a row's first_key to -inf. token: the sequence's first row. The others are forward_mask's.
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {
@@ -113,7 +113,7 @@ DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], cons
         }
 }
 
-// s = capped_score(s, factor), where s are products of queries and keys
+// Caps scores: s = capped_score(s, factor), where s are products of queries and keys.
 template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KEYS / 8][4], float factor) {
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
@@ -137,9 +137,9 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// Adds a tile of keys to `state`, by all threads; tiles descend to `lowest`, 0 without SPANS. On entry this tile's K
-// and all earlier copies are in flight; on return K of tile - 1 is, if any. K and V have a buffer each: V arrives while
-// S is made, the next K while O is. queries, keys, values: shared-memory addresses. first_row: the block's.
+// Adds a tile of keys to `state`. All threads must call this, for one tile after the other, down to tile `lowest`. This
+// tile's K must be on its way on entry, as the next tile's is on return. K and V have a buffer each: V arrives while S
+// is computed, the next K while O is. queries, keys and values are shared-memory addresses; first_row is the block's.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
@@ -205,7 +205,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     }
 }
 
-// Writes the warp's O / sum to out, in bf16 by way of Q's place, and lse = score_unit() maximum + ln(sum) unless NULL.
+// Writes the warp's O / sum and, unless a.lse is NULL, lse = score_unit() maximum + ln(sum). bf16 overwrites Q.
 template <class plan>
 DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typename plan::arguments &a,
                                     const struct head_views &view, int64_t head, int first_row, uint32_t queries) {
@@ -232,8 +232,8 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typ
                                             warp_row, 0, state.o);
 }
 
-// Computes plan::QUERIES queries of a head per block of flash_grid, with plan::SHARED_BYTES. Writes a.out and, unless
-// NULL, a.lse. Blocks with the most keys start first. Keys go from the diagonal down: a row's first tile has a maximum.
+// Computes plan::QUERIES queries of a head per block of flash_grid. Writes a.out and, unless NULL, a.lse. The blocks
+// with the most keys start first. Keys go from the diagonal down, so that each row has a maximum after its first tile.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(const typename plan::arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;

@@ -1,5 +1,5 @@
-// Holds what forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of
-// a warp, spans, softcap, dropout. kernels/attention/sm80.cu states the design.
+// Holds what the forward and the backward of flash attention by mma.sync share: their arguments, tiles in shared
+// memory, a warp's products, spans, softcap and dropout. kernels/attention/sm80.cu states the design.
 #pragma once
 #include "kernels/device.cuh"      // floatX
 #include "kernels/packed.cuh"      // PACK, packed_check
@@ -8,11 +8,11 @@
 #include "kernels/vector_math.cuh" // LOG2E
 #include <stdint.h>                // int32_t
 
-// Says which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+// Says which scores a kernel can make. Each choice has an instance, so that plain causal attention pays for no other.
 enum flash_scores {
     FLASH_CAUSAL, // a query sees every key up to its own position
     FLASH_SPANS,  // a query sees its keys from first_key on
-    FLASH_ANY     // a softcap or, with dropout, none; and with first_key or without
+    FLASH_ANY     // a softcap, with or without first_key; or first_key with dropout
 };
 
 // The arguments of all three kernels.
@@ -32,27 +32,26 @@ struct flash_arguments {
 
 static constexpr bool FP32 = sizeof(floatX) == 4;
 
-// Returns threadIdx.x, with HIDDEN in fp32 of at most 256 threads. What a thread computes from it for a tile is cheap,
-// but kept from tile to tile takes registers that accumulators need: where HIDDEN, the compiler computes it again.
-// Which uses are hidden, and how far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill
-// nothing in any plain causal forward kernel, and least in others, on sm_80 and sm_90a; else it spills up to 120 bytes.
+// Returns threadIdx.x. With HIDDEN, in blocks of at most 256 threads in fp32, the compiler can't see where the value
+// comes from, and computes again for each tile what depends on it: cheap, while kept values take registers that
+// accumulators need. Which uses are hidden, and how far forward's loop over D is unrolled, is what makes ptxas of CUDA
+// 13.0 spill nothing in plain causal forward, and least elsewhere, on sm_80 and sm_90a; without it up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
 
-// Returns 0. count: 0 or more. With LATE the 0 is made of count: ptxas, which sees through thread_index(), can't
-// compute what the 0 is added to before count is known, and so keeps no register for the sum until then.
+// Returns 0. With LATE, which needs count >= 0, the 0 is computed from count. So ptxas, which sees through
+// thread_index(), can't compute a sum with this 0, and spend a register on it, before count is known.
 template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
     return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
 
-// The further arguments of FLASH_SPANS and FLASH_ANY. They are apart since nvcc 13.0 spills more where a kernel's
-// arguments have more than 128 bytes.
+// The further arguments of FLASH_SPANS and FLASH_ANY. They are apart as nvcc 13.0 spills more with over 128 bytes.
 struct flash_spans_arguments : flash_arguments {
     const int32_t *spans; // (B, T): first_key in the kernels of queries, last_query in the kernel of keys; NULL: causal
 };
 struct flash_any_arguments : flash_spans_arguments {
-    float unit;       // of scores: the softcap, or the scale where there is none
+    float unit;       // what score_unit() returns: the softcap, or the scale where there is none
     float cap_factor; // for capped_score(): scale / softcap, in bf16 times 2 log2(e); 0: no softcap
 };
 static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
@@ -61,12 +60,12 @@ template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_argu
 template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
 template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
 
-// Returns the elements of a head's row: a constant where the tile has no columns past them.
+// Returns the number of elements of a head, which is a constant where the plan takes only heads as wide as its tile.
 template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments &a) {
     return plan::PADDED ? a.head_dim : plan::D;
 }
 
-// Says where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
+// Says where one query head of one sequence lies: its first query, and the first key and value of its group.
 struct head_views {
     const floatX *q, *k, *v;
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
@@ -89,21 +88,20 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 
 // --- Elements -----------------------------------------------------------------------------------------------------
 
-// These depend on the type of the elements. ELEMENT: its bytes. STEP: the depth of one mma, two units of 16 bytes, so
-// that operands lie in the same units for either type.
+// ELEMENT is the bytes of an element. STEP is the depth of one mma, in elements: two units of 16 bytes for either type
+// of element, so that operands lie in the same units.
 static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
-// Whether more is computed again for fp32: see thread_index().
+// Whether fp32 computes more values again instead of keeping them in registers: see thread_index().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 static constexpr bool HIDE_MORE = FP32;
 #else
 static constexpr bool HIDE_MORE = false;
 #endif
-// The depth, in steps, after which a sum of D products leaves the tensor cores, which truncate sums: with fp32 every 64
-// products are a sum of their own.
+// The number of steps after which a sum over D leaves the tensor cores, which truncate sums: 64 products in fp32.
 template <int D> struct depth_run { static constexpr int STEPS = FP32 && D > 64 ? 64 / STEP : D / STEP; };
 
-// The parts of floats for 3xTF32: x = big + small exactly, each a TF32 number but for bits that the tensor core drops
-// of small, 2^-22 of x at most. An infinity's small part is a NaN, and so is what it is multiplied to.
+// 3xTF32 splits a float x into big + small, exactly. Each is a TF32 number, but for bits of small that the tensor core
+// drops, 2^-22 of x at most. An infinity's small part is a NaN, and so are all products with it.
 
 // Returns the big parts of four floats: the bits that TF32 has, the others cut off.
 DEVICE_FUNCTION struct word_x4 tf32_big(const struct word_x4 &x) {
@@ -127,33 +125,33 @@ template <int D> struct tile_layout {
     static constexpr int ROW_BYTES = ELEMENT * D, GROUP = ROW_BYTES % 128 == 0 ? 8 : 4;
 };
 
-// Returns the offset, in bytes, of 16-byte unit `piece` of a row in a tile.
+// Returns the offset, in bytes, of the 16-byte unit `piece` of a row in a tile.
 template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     typedef tile_layout<D> layout;
     const int permutation = layout::GROUP == 8 ? row & 7 : row >> 1 & 3;
     return (uint32_t)(row * layout::ROW_BYTES + ((piece ^ permutation) << 4));
 }
 
-// Returns ldmatrix's address of the block of 16 rows and two units at (row, column). row: a multiple of 8, so that only
-// the lane's part and a constant meet in the XOR; column: a multiple of STEP. origin: the address at (0, 0).
+// Returns the address that this lane gives ldmatrix for 16 rows and two units at (row, column). origin is its address
+// at (0, 0). row must be a multiple of 8, so that the XOR has only the lane's part and a constant; column, of STEP.
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
     constexpr int GROUP_COLUMNS = PACK * tile_layout<D>::GROUP;
     return (origin ^ (uint32_t)(column % GROUP_COLUMNS * ELEMENT)) +
            (uint32_t)(column / GROUP_COLUMNS * (ELEMENT * GROUP_COLUMNS) + row * tile_layout<D>::ROW_BYTES);
 }
-// Returns this lane's address for ldmatrix of the block at (0, 0), with its four 8 x 8 matrices (fp32: 8 x 4) in the
-// order down, then right: a left operand or, transposed by ldmatrix, two right operands of 16 x 8 side by side.
+// Returns the address that this lane gives ldmatrix for a tile's block at (0, 0), whose four 8 x 8 matrices (fp32: 8 x
+// 4) come down, then right: as a left operand or, if ldmatrix transposes, two right ones of 16 x 8 side by side.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
-// Returns origin_down's address for the order right, then down: rows 0-7 and 8-15 are two right operands' columns.
+// Returns what origin_down does, for the order right, then down: rows 0-7 and 8-15 are two right operands' columns.
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
     const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
-// Returns the origin for multiply(): origin_down or, with fp32, which ldmatrix can't transpose, the address of this
-// lane's word of row 2t, column g (g = lane / 4, t = lane % 4).
+// Returns the origin that multiply() takes. In bf16 it is origin_down's. In fp32, which ldmatrix can't transpose, it is
+// the address of this lane's word, in row 2t and column g (g = lane / 4, t = lane % 4).
 template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint32_t tile) {
     if (!FP32)
         return origin_down<D, HIDDEN>(tile);
@@ -161,9 +159,9 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint3
     return tile + tile_offset<D>(lane % 4 * 2, lane / 16) + (uint32_t)(lane / 4 % 4 * 4);
 }
 
-// Starts copying rows first .. first + ROWS - 1 of a head to a tile; rows past T and columns past the head become
-// zeroes. matrix: the head in the sequence's first row; row_stride: in elements. All threads call; the caller commits
-// and waits. A thread's rows are a multiple of 8 apart: its address in the tile is one offset plus constants.
+// Starts copying ROWS rows of a head, from row `first` on, to a tile. Rows past T and columns past the head become
+// zeroes. matrix is the head in the sequence's first row; row_stride counts elements. All threads must call this; the
+// caller commits and waits. A thread's rows lie a multiple of 8 apart, so that it needs one offset plus constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stride, int first,
                                const struct flash_arguments &a) {
@@ -182,9 +180,9 @@ DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stri
                         first + row + i < a.T && (!plan::PADDED || PACK * (piece + j) < a.head_dim));
 }
 
-// Writes acc, this warp's ROWS x COLUMNS, to a head's rows from `first` on, columns from tile_column on. bf16 goes by
-// way of the warp's own part of a tile, at (tile_row, tile_column), so that global memory sees 16-byte writes; in fp32
-// a fragment's row is 32 bytes, all that memory needs. Rows past T and columns past the head are left out.
+// Writes acc, this warp's ROWS x COLUMNS, to a head's rows from `first` on and columns from tile_column on, except past
+// T and past the head. bf16 passes through the warp's own part of a tile, at (tile_row, tile_column), so that memory
+// sees 16-byte writes. fp32 doesn't need to: a fragment's row already has 32 bytes.
 template <class plan, int ROWS, int COLUMNS>
 DEVICE_FUNCTION void store_rows(floatX *matrix, int row_stride, int first, const struct flash_arguments &a,
                                 uint32_t tile, int tile_row, int tile_column,
@@ -249,7 +247,7 @@ template <int D, int M, bool IN_REGISTERS> struct left_rows {
         for (int m = 0; m < M; m++)
             to[m] = ldmatrix_x4(block_address<D>(address, 16 * m, STEP * k));
     }
-    // to = the operand of the tile's columns from STEP k on.
+    // Returns in `to` the operand of the tile's columns from STEP k on.
     __device__ __forceinline__ void at(struct word_x4 to[M], int k) const {
         if (IN_REGISTERS)
 #pragma unroll
@@ -293,8 +291,8 @@ template <int M, int N> DEVICE_FUNCTION void add_run(float sum[M][N][4], const f
                 sum[m][n][i] = first ? run[m][n][i] : sum[m][n][i] + run[m][n][i];
 }
 
-// Adds left (16 M x STEP) times two right operands side by side (STEP x 16) to fragments 2 n and 2 n + 1 of acc. fp32:
-// the product of the two small parts is left out; of the other three the largest comes last (3xTF32).
+// Adds left (16 M x STEP) times two right operands side by side (STEP x 16) to fragments 2 n and 2 n + 1 of acc. fp32
+// adds three products of parts, the largest last, and leaves out small times small (3xTF32).
 template <int M, int N>
 DEVICE_FUNCTION void multiply_pair(float acc[M][N][4], int n, const struct word_x4 left[M],
                                    const struct word_x4 &right) {
@@ -318,8 +316,8 @@ DEVICE_FUNCTION void multiply_pair(float acc[M][N][4], int n, const struct word_
     }
 }
 
-// Adds left (16 M x STEP) . B^T to acc (16 M x 8 N). B: rows [first, first + 8 N), columns [STEP k, STEP (k + 1)) of a
-// tile; N is even, `first` a multiple of 16. right_origin: origin_right of the tile.
+// Adds left (16 M x STEP) . B^T to acc (16 M x 8 N). B is rows [first, first + 8 N) and columns [STEP k, STEP (k + 1))
+// of a tile, whose origin_right() is right_origin. N must be even, and `first` a multiple of 16.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
                                          int first, int k) {
@@ -330,8 +328,8 @@ DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x
     }
 }
 
-// s (16 M x 8 N) = left . B^T over all of D; fp32: in runs of depth_run steps, each summed apart in the tensor cores.
-// left: left_rows; B: the 8 N rows of a tile from `first` on; right_origin: the tile's origin_right.
+// s (16 M x 8 N) = left . B^T over all of D. left is a left_rows; B is the 8 N rows from `first` on of the tile whose
+// origin_right() is right_origin. In fp32 only runs of depth_run steps are summed in the tensor cores.
 template <int UNROLL, int D, int M, int N, class left_operand>
 DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left, uint32_t right_origin, int first) {
     constexpr int RUN = depth_run<D>::STEPS;
@@ -349,8 +347,8 @@ DEVICE_FUNCTION void multiply_in_runs(float s[M][N][4], const left_operand &left
     }
 }
 
-// acc (16 M x 8 N) += left (16 M x STEP) . rows `first` to `first` + STEP - 1 of a tile; N is even. left: in to_left's
-// order. origin: origin_rows of the tile.
+// acc (16 M x 8 N) += left (16 M x STEP) . rows `first` to `first` + STEP - 1 of a tile, whose origin_rows() is
+// `origin`. N must be even. left has its columns in the order in which to_left() puts them.
 template <int D, int M, int N>
 DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], uint32_t origin, int first) {
 #pragma unroll
@@ -366,9 +364,9 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
     }
 }
 
-// left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, so that no lane needs another's values. bf16:
-// rounded. fp32: in the order 0, 2, 4, 6, 1, 3, 5, 7: a lane holds columns 2t and 2t + 1, the operand has t and t + 4.
-// It is inlined because in the emulator gcc would merge instances of different N, and warn of the larger one's bounds.
+// left (16 M x STEP) = columns STEP k to STEP (k + 1) - 1 of acc, without values from other lanes. bf16 rounds them.
+// fp32 orders them 0, 2, 4, 6, 1, 3, 5, 7: a lane holds columns 2t and 2t + 1, and the operand wants t and t + 4. It is
+// inlined because in the emulator gcc would merge instances of different N, and warn of the larger's bounds.
 template <int M, int N>
 __attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll
@@ -381,9 +379,9 @@ __attribute__((always_inline)) DEVICE_FUNCTION void to_left(struct word_x4 left[
                 left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on. origin: origin_rows of the tile. fp32: K
-// is at most 64, and its sum is made in 32 columns at a time, outside of acc; the warp meets before the first of these
-// runs (MEETINGS 1) or each (2), else ptxas loads operands so far ahead that there are spills.
+// acc (16 M x 8 N) += p (16 M x K) . the K rows of a tile from row `first` on; origin is the tile's origin_rows(). In
+// fp32 K is at most 64, and 32 columns at a time are summed outside of acc. There the warp meets before the first 32
+// (MEETINGS 1) or every 32 columns (2), as ptxas would load operands so far ahead that it spills.
 template <int D, int M, int N, int K, int MEETINGS = 0>
 DEVICE_FUNCTION void accumulate(float acc[M][N][4], const float p[M][K / 8][4], uint32_t origin, int first) {
     if constexpr (FP32) {
@@ -437,31 +435,31 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
-// Returns the first key that a query sees, from a.spans, which a kernel of queries has as first_key; NULL, only with
-// plan::ANY: 0. Past T: the last row's, so that each query sees a key.
+// Returns the first key that a query sees. In a kernel of queries, a.spans holds it. Without spans, possible only where
+// plan::ANY, all keys from 0 on are seen. A query past T gets the last row's, so that a key is seen.
 template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
 }
-// Returns the last query that sees a key: the last of all, as there are no spans.
+// Returns the last query that sees a key: T - 1, as there are no spans.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
-// Returns the last query that sees a key, from a.spans, which the kernel of keys has as last_query; NULL, only with
-// plan::ANY: T - 1. Past T: the last key's.
+// Returns the last query that sees a key. In the kernel of keys, a.spans holds it. Without spans, possible only where
+// plan::ANY, it is T - 1. A key past T gets the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
 
-// A capped score is softcap tanh(scale s / softcap): capped_score() makes s the tanh, and score_unit() is the softcap.
+// A capped score is softcap tanh(scale s / softcap). capped_score() returns the tanh, score_unit() the softcap.
 
-// Returns what scores, which these arguments never cap, are multiplied by: the scale.
+// Returns what scores are multiplied by: the scale. A kernel with this type of arguments never caps them.
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
-// Returns what scores, or the tanh of capped ones, are multiplied by: the softcap, or without one the scale.
+// Returns what scores are multiplied by: the softcap, as capped_score() has left the tanh, or without one the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
-// Whether scores are capped: never.
+// Whether scores are capped: never, whatever the plan, by a kernel with this type of arguments.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
-// Whether scores are capped: without dropout always, since only a softcap asks for such an instance.
+// Whether a FLASH_ANY kernel caps scores: always without dropout, since only a softcap asks for such an instance.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
     return !plan::DROPOUT || a.cap_factor > 0;
 }
@@ -469,8 +467,8 @@ template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_argume
 DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
 // Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
-// Returns tanh(x), x = scale s / softcap: 1 - 2 / (e^2x + 1), to 1e-7. tanh.approx errs by 5e-4, 0.02 of a score of 50.
-// fp32: by tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P. s: q k; factor: cap_factor's.
+// Returns tanh(x) of x = scale s / softcap. bf16 takes 1 - 2 / (e^2x + 1), to 1e-7: tanh.approx errs by 5e-4, 0.02 of a
+// score of 50. fp32 takes tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P. s is q k, factor cap_factor()'s.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
     if (FP32)
         return tanhf(s * factor);
@@ -479,8 +477,8 @@ DEVICE_FUNCTION float capped_score(float s, float factor) {
 
 // --- Dropout ------------------------------------------------------------------------------------------------------
 
-// Returns the four words of block element / 4, as dropout_scale() of kernels/random.cuh has them. element: its index in
-// P, (B, H, T, T); step: dropout_step's.
+// Returns the random words of the block of four elements that `element` is in, as dropout_scale() of kernels/random.cuh
+// draws them. element is an index of P, (B, H, T, T); step is dropout_step()'s.
 DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
     return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
                       (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
@@ -504,8 +502,8 @@ template <int M, int COLUMNS> struct dropout_bits {
         const int bit = ((2 * m + i / 2) * (COLUMNS / 8) + n) * 2 + i % 2;
         return word[bit / 32] >> bit % 32 & 1 ? kept : 0.0f;
     }
-    // Sets the bits. first: the number of the lane's first element; a step to the right adds `right`, a step down
-    // `down`. The elements come in pairs side by side; where `right` is 1, a pair mostly lies in one block of four.
+    // Sets the bits. first is the number of the lane's first element; a step to the right adds `right`, a step down
+    // `down`. Elements come in pairs side by side. Where right is 1, a pair mostly lies in one block of four.
     __device__ __forceinline__ void make(const struct dropout &d, uint32_t step, uint64_t first, uint64_t right,
                                          uint64_t down) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Says what every build knows of attention by wgmma: whether a GPU takes it, and its sizes. Without it, calls fail.
+// Tells any build whether a GPU takes attention by wgmma, and its sizes. Where it isn't built, calls end the program.
 #include "kernels/attention/flash.cuh" // the prototypes
 #include "kernels/gpu_sizes.cuh"       // gpu_sm90_unavailable_reason, gpu_sm90_backward_bytes
 
@@ -29,7 +29,7 @@ void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape s
     else
         snprintf(reason, size, "takes only bf16 on a GPU");
 }
-// Ends the program. Not reached: a build for fp32 or the CPU takes no shape for a run, only for a plan.
+// Ends the program. Never called: a build for fp32 or the CPU chooses wgmma only to plan a run.
 void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
                   void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes only bf16 on a GPU");

@@ -74,7 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts copying ROWS rows of a head, a box of `map` a chunk, to a tile, by one thread, when `barrier` expects them.
+// Starts copying ROWS rows of a head from row `first` on to a tile. One thread calls, when `barrier` expects them.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -100,8 +100,8 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
     }
 }
 
-// Starts copying to global memory this warp's 16 rows, as sm90_put_rows stored them, of the tile of 64 whose first row
-// is `first`; `map` has boxes of 16 rows. One thread of the warp calls, after all have fenced, and commits the copies.
+// Starts copying this warp's 16 rows of a tile, where sm90_put_rows stored them, to global memory. first is the row of
+// the tile's first; `map` has boxes of 16 rows. One thread of the warp calls, after all have fenced, and commits.
 template <int D>
 DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
     typedef sm90_layout<D> layout;
@@ -123,8 +123,8 @@ DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 
         largest = amax_larger(largest, amax_larger(words.x[i] << 16 & 0x7fff0000u, words.x[i] & 0x7fff0000u));
     return largest;
 }
-// Returns the bits of the largest magnitude in this lane's part of the warp's first `left` rows of a tile of 64, where
-// sm90_put_rows stored them; amax_merge_warp joins lanes. Taken from accumulators, amax made loops up to 7 % longer.
+// Returns the bits of the largest magnitude in this lane's part of the warp's first `left` rows, where sm90_put_rows
+// stored them. amax_merge_warp joins the lanes. Taken from accumulators, amax made loops up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;
@@ -142,8 +142,8 @@ template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int l
 
 // --- Divisions ----------------------------------------------------------------------------------------------------
 
-// Division by a number that the host knows, by a product: it takes a few clocks where a division takes a hundred, and
-// ptxas takes a division's result to differ among a warp's lanes.
+// Division by a number that the host knows, done as a product. It takes a few clocks where a division takes a hundred,
+// and ptxas believes that a division's result differs among a warp's lanes.
 struct sm90_divisor {
     uint32_t divisor, multiplier, shift;
 };
@@ -161,7 +161,7 @@ DEVICE_FUNCTION int sm90_quotient(int x, const struct sm90_divisor &by) {
 }
 // --- Pipelines ----------------------------------------------------------------------------------------------------
 
-// STAGES buffers with a full and an empty barrier each, 8 bytes apart from the next: full[STAGES], then empty[STAGES].
+// STAGES buffers, each with a full and an empty barrier of 8 bytes. All full barriers come before the empty ones.
 template <int STAGES> struct sm90_pipeline {
     uint32_t barriers;
     int use; // the tiles that went through
@@ -180,7 +180,7 @@ template <int STAGES> struct sm90_pipeline {
         }
     }
 };
-// Says by an arrival at `empty` that the warp has read a buffer. All lanes call, after __syncwarp unless wgmma read it.
+// Signals at barrier `empty` that this warp has read a buffer. All lanes call, after __syncwarp unless wgmma read it.
 DEVICE_FUNCTION void sm90_release(uint32_t empty) {
     if (elect_one())
         mbarrier_arrive(empty);
@@ -199,7 +199,7 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 // The number of heads side by side in a row of qkv: of q, k and v.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-// Ends the program unless the kernels take the shape (full: no first_key) and all `count` pointers are multiples of 16.
+// Ends the program where the kernels can't take the shape, full has a first_key, or a pointer is no multiple of 16.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);
@@ -212,7 +212,7 @@ static void sm90_check(const void *const aligned[], int count, struct attention_
             fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");
 }
 
-// Calls launcher::launch<D> for the shape's head dim; sm90_check has taken the shape.
+// Calls launcher::launch<D> for the shape's head dim. sm90_check must have taken the shape.
 template <class launcher, class arguments>
 static void sm90_choose(const arguments &a, struct attention_shape shape, struct device *dev) {
     switch (shape.head_dim) {

@@ -8,10 +8,10 @@
 // and if the middle kernel made delta, it would read O once for each block of keys. The design of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of all heads of the
 //   group, from the diagonal to the last that sees a key: dK and dV stay in registers, whatever the group's size.
-// - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
-//   Only dS goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
-//   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
-//   has half of the columns of dK, dV and dQ.
+// - S^T and dP^T are made with keys as rows, so that P^T and dS^T are left operands of dV and dK in registers. Only dS
+//   goes through shared memory, for dQ. At head dim 256 dK and dV of 64 keys need the registers of both warpgroups.
+//   There each warpgroup makes S^T and dP^T of half of the queries, and half of the columns of dK, dV and dQ, and P
+//   goes through shared memory too.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
 //   The order is fixed, from the first keys that the tile sees to the diagonal's, so that the same inputs give the same
 //   bits. The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn
@@ -38,7 +38,7 @@
 
 enum { SM90_ROWS_THREADS = 256, SM90_THREADS_A_ROW = 8 };
 
-// Writes lse and delta = rowsum(dO O) to a.rows, past T infinity and 0; zeroes a.counters and, with any_order, a.dq.
+// Writes each row's lse and delta = rowsum(dO O), past T infinity and 0. Zeroes a.counters and, with any_order, a.dq.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts copying a tile in boxes of `columns`, by one thread, when `barrier` expects the bytes. again: L2 keeps it.
+// Starts copying a tile in boxes of `columns` columns. One thread calls, when `barrier` expects it. again: L2 keeps it.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -99,7 +99,7 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     }
 }
 
-// Loads K, then Q, lse, delta and dO of each step, by one thread. V follows the first Q: S does not wait for it.
+// Loads K, then each step's Q, lse, delta and dO; V after the first Q, since S doesn't need it. One thread calls this.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                         const struct sm90_backward_block &block, uint32_t shared) {
@@ -138,10 +138,10 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
         }
 }
 
-// Adds dQ of the even or, by `odd`, odd steps from shared to global memory when the block's turn has come; the first
-// turn stores. With any_order there are no turns. Two threads call, odd 0 and 1: the waits of one, for the turn and for
-// the end of the copy, take longer than a step and overlap the other's. Up to head dim 128 each has an own buffer, so
-// that a step's dQ leaves the registers while the previous step's still waits for its turn.
+// Adds dQ of the block's even steps, or with `odd` its odd steps, from shared to global memory. Waits for the block's
+// turn, unless any_order; the first turn stores. Two threads call, with odd 0 and 1, because waiting for the turn and
+// for the copy takes longer than a step. Up to head dim 128 each has a buffer of its own, so that a step's dQ leaves
+// the registers while the previous step's still waits for its turn.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
@@ -203,7 +203,7 @@ template <class plan> struct sm90_backward_state {
     struct word_x4 v[plan::VALUES_IN_REGISTERS ? plan::D / 16 : 1]; // V, as a left operand
 };
 
-// Returns the pipeline of Q, lse and delta, with `use` at a step.
+// Returns the pipeline of Q, lse and delta at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
@@ -222,7 +222,7 @@ DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// Sets S^T, this thread's s (N / 2), to -inf where the key comes after the query. diagonal: query less key of s[0].
+// Sets this thread's s (N / 2), of S^T, to -inf where the key comes after the query. diagonal: query less key of s[0].
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -236,14 +236,15 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left
         if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
-// Sets queries past `seen` to -inf: for either key of the thread the last that sees it, less the thread's first query.
+// Sets scores of queries that no longer see a key to -inf. seen holds, for each of the thread's two keys, the last
+// query that sees it, less the thread's first query.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-// Loads the lse or delta of this thread's columns, with FIRST; else nothing: sm90_load_now loads each pair when wanted.
+// Loads the lse or delta of this thread's columns if FIRST. Otherwise sm90_load_now loads each pair when it is wanted.
 template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
 #pragma unroll
     for (int n = 0; FIRST && n < N / 8; n++)
@@ -259,7 +260,7 @@ DEVICE_FUNCTION void sm90_load_now(float pair[2], const float *pairs, uint32_t f
         sm90_load_pair(pair, from + (uint32_t)(32 * n));
     }
 }
-// s (N / 2) = P^T = exp2(scale_log2 S^T - lse), S^T being in s. lse: with FIRST all in `pairs`, else at address `lse`.
+// Turns S^T, s (N / 2), into P^T = exp2(scale_log2 S^T - lse). lse is in `pairs` with FIRST, else at address `lse`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, uint32_t lse, float scale_log2) {
 #pragma unroll
@@ -271,7 +272,7 @@ DEVICE_FUNCTION void sm90_backward_probabilities(float *s, const float *pairs, u
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// dp (N / 2) = dS^T = P^T (dP^T - delta), dP^T being in dp. p: P^T; delta: with FIRST all in `pairs`, else at `delta`.
+// Turns dP^T, dp (N / 2), into dS^T = P^T (dP^T - delta). p is P^T; delta is in `pairs` with FIRST, else at `delta`.
 template <int N, bool FIRST>
 DEVICE_FUNCTION void sm90_backward_score_gradients(float *dp, const float *p, const float *pairs, uint32_t delta) {
 #pragma unroll
@@ -303,7 +304,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// Waits for room and hands dQ of state.step to sm90_backward_reduce, accumulators four by four: no bank conflicts.
+// Hands dQ of state.step to sm90_backward_reduce, when there is room. Writing four by four avoids bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
@@ -340,14 +341,14 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
     wgmma_commit();
 }
-// Brings this warp's 16 rows of V, which has arrived, to state.v, as left operands.
+// Loads this warp's 16 rows of V, which must have arrived, to state.v, as left operands.
 template <class plan> DEVICE_FUNCTION void sm90_backward_take_values(struct sm90_backward_state<plan> &state) {
     const int lane = (int)(threadIdx.x % 32), row = 64 * state.warpgroup + (int)(threadIdx.x / 32 % 4 * 16) + lane % 16;
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
         state.v[k] = ldmatrix_x4(plan::values::at(state.shared + plan::VALUES_AT, row, 16 * k + lane / 16 * 8));
 }
-// Begins dP^T (64 x PART) = V dO^T; the caller waits. values: not read with VALUES_IN_REGISTERS, which takes state.v.
+// Begins dP^T (64 x PART) = V dO^T; the caller waits. V is state.v with VALUES_IN_REGISTERS, else at address `values`.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backward_state<plan> &state, uint32_t values,
                                             uint32_t dout) {
@@ -362,8 +363,8 @@ DEVICE_FUNCTION void sm90_product_with_dout(float *dp, const struct sm90_backwar
         wgmma_registers<plan::PART, false>(dp, state.v[k].x, plan::queries::step_right(right, k), k > 0);
     wgmma_commit();
 }
-// Begins acc (64 keys x COLUMNS) += P^T . dO or dS^T . Q, this warpgroup's columns of `tile`; the caller waits. P^T or
-// dS^T (64 x QUERIES) is `left` with SPLIT_KEYS, else at `scores` in shared memory; the other is not read.
+// Begins acc (64 keys x COLUMNS) += P^T . dO or dS^T . Q, for this warpgroup's columns of dO or Q, at `tile`; the
+// caller waits. P^T or dS^T (64 x QUERIES) is `left` with SPLIT_KEYS, else it is in shared memory at `scores`.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
                                                int warpgroup) {
@@ -383,7 +384,7 @@ DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 
     }
     wgmma_commit();
 }
-// Begins dQ = dS K, this warpgroup's rows or columns; the caller waits. scores: dS in shared memory.
+// Begins this warpgroup's rows or columns of dQ = dS K, with dS in shared memory at `scores`; the caller waits.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t keys, int warpgroup) {
     const uint32_t row = plan::SPLIT_ROWS ? (uint32_t)(warpgroup * 64 * plan::scores::SPAN) : 0;
@@ -398,8 +399,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// Begins S^T of a step, a tile of queries of one head, in state.s: the step's first part. Waits for Q; K has arrived.
-// With EARLY the previous step's third part calls, so that the tensor cores find S queued after dK. The caller waits.
+// Does a step's first part: waits for Q, and begins S^T in state.s. A step is a tile of queries of one head. K must
+// have arrived; the caller waits for S^T. With EARLY the previous step's third part calls this, to queue S after dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
@@ -410,9 +411,9 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
-// Computes P and dS of state.step, brings dS and, without SPLIT_KEYS, P to shared memory, and with SPLIT_KEYS begins
-// dV: a step's second part. Both warpgroups call, and meet. diagonal: the tile's first query less the block's first
-// key; from KEYS - 1 on there is no causal mask.
+// Does the second part of state.step: computes P and dS, and brings dS to shared memory. With SPLIT_KEYS it also begins
+// dV, otherwise P goes to shared memory too. Both warpgroups call, and meet. diagonal is the tile's first query less
+// the block's first key; from KEYS - 1 on there is no causal mask.
 template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;
     const int w = state.warpgroup;
@@ -473,7 +474,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_back
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Does a step's third part: dK, dV, sm90_put_dq; releases Q and dO; advances `step`; unless LAST begins the next S.
+// Does the third part of state.step: dK, dV and dQ. Releases Q and dO, advances step. Unless LAST, begins the next S.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -515,8 +516,8 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// Returns the largest magnitude, as fp32's bits, in this thread's part of a tile's first `rows` rows: BYTES bytes, laid
-// out as `operand`. The two warpgroups from thread 128 on divide the tile; amax_merge_warp joins what they return.
+// Returns the largest magnitude, as fp32's bits, in this thread's part of a tile of BYTES bytes, in its first `rows`
+// rows. `operand` says how the tile lies. Threads 128 to 383 divide it; amax_merge_warp joins what they return.
 template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
     uint32_t largest = 0;
 #pragma unroll 1
@@ -525,7 +526,7 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
-// Returns where a.bias_partial has a head's D sums over a tile of plan::QUERIES rows. head: of qkv's H + 2 Hkv.
+// Returns where a.bias_partial has the D sums of a head of qkv (H + 2 Hkv) over a tile of plan::QUERIES rows.
 template <class plan>
 DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
     return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
@@ -533,8 +534,8 @@ DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int
 template <class plan> struct sm90_sums {
     static constexpr int UNITS = plan::D / 8, GROUPS = 256 / UNITS, BYTES = GROUPS * plan::D * 4;
 };
-// Sums a gradient's columns over a tile's first `rows` rows, which lie as an operand does. Both warpgroups call; each
-// thread leaves its rows' sums of 8 columns in `scratch`, (GROUPS, D) floats, for sm90_finish_sums.
+// Sums a gradient's columns over a tile's first `rows` rows, in GROUPS groups of rows. `operand` says how the tile
+// lies. Leaves the sums in `scratch`, (GROUPS, D) floats, for sm90_finish_sums. All threads of both warpgroups call.
 template <class plan, class operand> DEVICE_FUNCTION void sm90_sum_rows(uint32_t scratch, uint32_t tile, int rows) {
     typedef sm90_sums<plan> sums;
     const int thread = (int)threadIdx.x - 128, unit = thread % sums::UNITS, group = thread / sums::UNITS;
@@ -554,15 +555,15 @@ template <class plan, class operand> DEVICE_FUNCTION void sm90_sum_rows(uint32_t
     for (int i = 0; i < 8; i++)
         store_shared_float(scratch + (uint32_t)(group * plan::D + 8 * unit + i) * 4, columns[i]);
 }
-// Returns the sum of a column over the groups of sm90_sum_rows, after a barrier.
+// Returns the sum of a column over the groups of sm90_sum_rows. Call it after a barrier.
 template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, int column) {
     float sum = 0;
     for (int group = 0; group < sm90_sums<plan>::GROUPS; group++)
         sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
     return sum;
 }
-// Writes to a.bias_partial, by tiles of queries, the columns' sums of the block's dK and dV, which lie where K and V
-// did: all to the tile at the block's first key, zeroes to a second. Overwrites dS. Both warpgroups call.
+// Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. The row of the tile
+// at the block's first key gets the sums, the row of a second tile gets zeroes. Overwrites dS. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -581,8 +582,8 @@ DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, cons
             sm90_bias_at<plan>(a, block.b, first + tile, head)[column] = tile == 0 ? sum : 0;
     }
 }
-// Undoes RoPE on dK; a.rotary is not NULL. All threads of both warpgroups call, after their last read of the queries:
-// at head dim 256 each holds half of the columns, and they exchange these through the queries' shared memory.
+// Undoes RoPE on dK; a.rotary must not be NULL. All threads of both warpgroups call, after their last read of Q. At
+// head dim 256 each warpgroup has half of the columns, and they exchange these through Q's shared memory.
 template <class plan>
 DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state,
                                             const struct sm90_backward_arguments &a,
@@ -629,7 +630,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
         }
     }
 }
-// Starts copying a tile in boxes of `columns` to rows from `first` on of a head of `map`. One thread calls and commits.
+// Starts copying a tile, in boxes of `columns` columns, to a head's rows from `first` on. One thread calls, commits.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -638,8 +639,8 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
-// Brings, for each of the block's keys, the last query that sees it, less block.first_key, to shared memory: registers
-// are too few. Both warpgroups call, and meet. Keys past T, which the diagonal hides, have the last key's.
+// Stores, for each of the block's keys, the last query that sees it, less block.first_key, in shared memory, because
+// registers are too few. Both warpgroups call, and meet. Keys past T, which the diagonal hides, get the last key's.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
                                                     const struct sm90_backward_block &block, uint32_t shared) {
@@ -652,8 +653,8 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes and stores a block's dK, RoPE undone, dV, amax and bias sums; gives dQ to sm90_backward_reduce. Two
-// warpgroups call. warpgroup: 0 or 1, counted without the first of the kernel, which copies.
+// Computes and stores a block's dV and dK, with RoPE undone, their amax and bias sums. Hands dQ to
+// sm90_backward_reduce. The two warpgroups that multiply call this; warpgroup is 0 or 1, without the one that copies.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {
@@ -736,8 +737,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_init_barriers(uint32_t 
     mbarrier_init_fence();
 }
 
-// Computes dK and dV of a block of keys and adds the block's part to dQ's sums, after sm90_backward_rows_kernel and
-// before sm90_backward_queries_kernel. Three threads of the first warpgroup copy, the two other warpgroups multiply.
+// Computes dK and dV of a block of keys, and adds the block's part of dQ to the sums. It runs after the rows' kernel
+// and before the queries' kernel. Three threads of the first warpgroup copy, the other two warpgroups multiply.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_backward_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -775,7 +776,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// Writes sums of dQ's columns (rows at `shared`; scratch memory after) to a.bias_partial. All call, then synchronize.
+// Writes a tile's column sums of dQ to a.bias_partial. shared: dQ's rows, then scratch. All call, then synchronize.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, uint32_t shared, int b, int tile,
                                       int head) {
@@ -800,11 +801,11 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
     if (threadIdx.x < D)
         sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
 }
-// Writes dQ of one tile of a few heads, which share the angles: scaled, RoPE undone if a.rotary, rounded, by way of
-// shared memory in 16-byte writes. Rows there are 16 bytes longer, so that a quad's words lie in banks of their own. A
-// thread has both halves of a head's columns: where each half was one warpgroup's, the first 128 threads take one half
-// of each warpgroup's quads, the last 128 the other. AMAX: a.amax is given. For a.bias_partial, after the rows lie the
-// columns' sums over SM90_QUERIES_THREADS / (D / 2) groups of rows, (groups, D) floats.
+// Writes dQ of one tile of a few heads, which share RoPE's angles: scales the sums, undoes RoPE if a.rotary is given,
+// and rounds. Rows pass through shared memory, for 16-byte writes. They are 16 bytes longer there, so that a quad's
+// words lie in different banks. A thread has both halves of a head's columns: where each half was one warpgroup's, the
+// first 128 threads take half of each warpgroup's quads, the last 128 the rest. AMAX: a.amax is given. Scratch for
+// sm90_sum_queries follows the rows: (SM90_QUERIES_THREADS / (D / 2), D) floats.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {

@@ -85,8 +85,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
-// Returns this thread's first row of a warpgroup's 64, as sm90_row() does, and sm90_backward_column() its first column:
-// without signed divisions, parts of which ptxas would keep in registers throughout the products' loop.
+// Returns what sm90_row() does, this thread's first row of a warpgroup's 64, but without signed divisions, parts of
+// which ptxas would keep in registers throughout the products' loop.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
@@ -114,12 +114,12 @@ struct sm90_backward_arguments {
     struct token_positions positions;      // of rotary
 };
 
-// Returns the first key that query `row` < T of sequence b sees; no table: 0. Unsigned: no register extends a sign.
+// Returns the first key that query `row` < T of sequence b sees; without a table 0. Unsigned saves registers for signs.
 template <class plan>
 DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
 }
-// Returns the last query that sees key `row` < T of sequence b; no table: T - 1.
+// Returns the last query that sees key `row` < T of sequence b; without a table T - 1.
 template <class plan>
 DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
     return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
@@ -129,7 +129,7 @@ struct sm90_backward_block {
     int b, group, number, first_key; // group: the KV head; number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
-// Returns what block `index` (blockIdx.x) works on, as sm90_backward_order has set a, and its order of visits.
+// Returns what block `index` (blockIdx.x) works on, and its order of visits. sm90_backward_order must have set a.
 template <class plan>
 DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int index) {
     struct sm90_backward_block block;
@@ -174,8 +174,8 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
 }
-// Returns the position of a row of sequence b: token_position without its division; without SPANS the row. Rows past T,
-// which are not stored, have the last row's: a branch for each would wait for the loads of angles one by one.
+// Returns the position of a row of sequence b, as token_position does, but without its division; without SPANS the row.
+// Rows past T, which aren't stored, get the last row's, since branches would wait for loads of angles one by one.
 template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backward_arguments &a, int b, int row) {
     const int t = row < a.T ? row : a.T - 1;
     int position = t;
@@ -185,7 +185,7 @@ template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backwa
         position -= a.positions.document_starts[(int64_t)b * a.T + t];
     return position;
 }
-// Undoes RoPE in place on 4 elements of a head's gradient. a: i and i + 1; b: i + D/2 and i + 1 + D/2; angles: i's.
+// Undoes RoPE in place on 4 elements of a head's gradient: i and i + 1 in a, i + D/2 and i + 1 + D/2 in b. angles: i's.
 DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
     rope_rotate_pair(a[0], b[0], angles.cosine.x, -angles.sine.x);
     rope_rotate_pair(a[1], b[1], angles.cosine.y, -angles.sine.y);
@@ -202,13 +202,13 @@ static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what p
 #define SM90_BACKWARD_MANY_HEADS 4
 #define SM90_BACKWARD_L2_SHARE 0.6
 #endif
-// SM90_BACKWARD_GANG: most blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a
-// group from which on gangs alternate. SM90_BACKWARD_L2_SHARE: of the L2 cache, what a section's Q, dO and dQ may take.
+// A gang has at most SM90_BACKWARD_GANG blocks, if there are enough KV heads. From SM90_BACKWARD_MANY_HEADS heads in a
+// group on, gangs alternate. A section's Q, dO and dQ may take SM90_BACKWARD_L2_SHARE of the L2 cache.
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
-// Sets a.blocks, section, gang and by_*; reads a.heads, a.Hkv. keys: of a block. Sections have about the same number of
-// KV heads; a gang is the blocks of a head that run at once. The smaller a gang, the less its blocks wait for turns at
-// dQ, but the more of Q, dO and dQ lies between two blocks at one tile: 8 bytes for each element of a query head. So a
+// Divides the blocks' work: sets a.blocks, section, gang and the divisors, from a.heads, a.Hkv and `keys`, a block's
+// keys. A gang is the blocks of a head that run at once. The smaller it is, the less its blocks wait for turns at dQ,
+// but the more of Q, dO and dQ lies between two blocks at one tile: 8 bytes for each element of a query head. So a
 // section has as many KV heads as the L2 cache holds or, if that is fewer, as make gangs of SM90_GANG.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
                                 int multiprocessors, double l2_bytes) {

@@ -13,16 +13,15 @@
 //   one's softmax falls into another's products.
 // - Tiles that the diagonal cuts come first, tiles that first_key cuts last, in own loops; the rest test no -inf.
 // - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this tile's last
-//   product runs and its O leaves. Where that doesn't fit, at head dim 256, O leaves through Q's place, and the next Q
-//   comes after it.
+//   product runs and its O leaves. At head dim 256, where that doesn't fit, O leaves through Q's place before.
 // - The L2 cache is to replace K and V, which other tiles read too, last, and Q, which only this tile reads, first.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_forward_plan.cuh" // sm90_forward_plan, struct sm90_forward_arguments
 
 enum { SM90_ORDER_THREADS = 256 };
 
-// Fills a.order with the tiles, by how many tiles of keys they see: the most first and, of equals, the last first; with
-// sections, section by section, each sequence's tiles apart. A tile's heads are neighbors, placed by one thread.
+// Sorts the tiles of queries into a.order: first the tiles that see the most tiles of keys and, of equals, the last.
+// With sections, section by section, each sequence sorted apart. A thread places a tile of all heads, as neighbors.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -67,7 +66,7 @@ template <class plan> struct sm90_forward_pipelines {
 
 // --- The producer: one thread --------------------------------------------------------------------------------------
 
-// Starts copying tile `keys` of qkv's head `head` into the pipeline's next buffer, once that is empty; advances it.
+// Starts copying tile `keys` of a head of qkv to the pipeline's next buffer when that is empty, and advances.
 template <class plan>
 DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipeline, uint32_t buffers,
                                        const struct sm90_forward_arguments &a, int head, int keys, int b,
@@ -78,7 +77,7 @@ DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipel
                                         keys * plan::KEYS, b, policy);
     pipeline.use++;
 }
-// Loads queries, keys and values of all of the block's tiles, by one thread.
+// Loads queries, keys and values of all of the block's tiles. One thread calls this.
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a, uint32_t shared,
                                           struct sm90_forward_pipelines<plan> p) {
@@ -114,19 +113,19 @@ template <class plan> struct sm90_forward_state {
     float factor[2];                // of what was summed before the last tile
 };
 
-// Waits, with TURNS, at barrier 1 + warpgroup until the previous warpgroup passes the turn to start products.
+// Waits, with TURNS, at barrier 1 + warpgroup until the previous warpgroup lets this one start its products.
 template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
 }
-// Passes the turn, with TURNS, to the next warpgroup, after this one has started its products.
+// Passes the turn, with TURNS, to the next warpgroup. Call it when this warpgroup has started its products.
 template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
 }
 
-// Starts S = Q K^T, K at `keys` in shared memory; the caller waits. Each product has a fence of its own: the compiler
-// puts one after a wait for a barrier, and then, unless there is one already, runs the products one by one.
+// Starts S = Q K^T, K at `keys` in shared memory; the caller waits. Each product has a fence of its own, or else the
+// compiler would put one after a wait for a barrier, and run the products one by one.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
     const uint64_t right = sm90_along_rows<plan::D>(keys);
@@ -148,8 +147,8 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
     wgmma_commit();
 }
 
-// Says what hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
-// first_key; only first_key, where each row has seen a key of an earlier tile.
+// Says what may hide a tile's keys from some rows. SM90_NO_MASK: nothing. SM90_DIAGONAL: the diagonal, the end of the
+// sequence and, with spans, first_key. SM90_LEFT: only first_key, from rows that have all seen a key already.
 enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
 // The last and, with spans, first key that the thread's two rows see, less the tile's first key and sm90_column().
 struct sm90_seen {
@@ -163,14 +162,14 @@ template <class plan> DEVICE_FUNCTION void sm90_seen_before(struct sm90_seen &se
         seen.first[half] += tiles * plan::KEYS;
     }
 }
-// Whether a key is hidden from row `half`, 0 or 1, of the thread. column: the key's in the tile, less sm90_column().
+// Whether row `half`, 0 or 1, of the thread doesn't see a key. column: the key's in the tile, less sm90_column().
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int column) {
     return (MASK == SM90_DIAGONAL && column > seen.last[half]) ||
            (MASK != SM90_NO_MASK && plan::SPANS && column < seen.first[half]);
 }
 
-// Masks S, makes it P = exp2(scale_log2 (S - the row's maximum so far)); updates the rows' maxima, factors and sums.
+// Masks S and makes it P = exp2(scale_log2 (S - the row's maximum so far)). Updates rows' maxima, factors and sums.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2,
                                   const struct sm90_seen &seen) {
@@ -200,7 +199,7 @@ DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float 
         state.sum[half] = sum;
     }
 }
-// state.p = state.s, where sm90_softmax left P, rounded. The columns of an accumulator and of an A operand lie alike.
+// Rounds P, which sm90_softmax left in state.s, to state.p. An accumulator's columns lie as an A operand's do.
 template <class plan> DEVICE_FUNCTION void sm90_round_p(struct sm90_forward_state<plan> &state) {
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
@@ -250,8 +249,8 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
-// Rescales O to its rows' new maxima: with EARLY while S of the next tile is multiplied, before the next P V is added;
-// without, as soon as the last P V is there. The plan says which; the other call does nothing.
+// Rescales O to its rows' new maxima, at one of two places, which the plan chooses: with EARLY while S of the next tile
+// is multiplied, without EARLY as soon as the last P V is there. The call at the other place does nothing.
 template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
     if (EARLY == plan::RESCALES_EARLY) {
 #pragma unroll
@@ -287,7 +286,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
-// Adds up rows' sums, sets `factor` to their inverses and writes lse, to base 2, unless a.lse is NULL. head: b H + h.
+// Adds up the rows' sums, inverts them in `factor` and, unless a.lse is NULL, writes lse to base 2. head: b H + h.
 template <class plan>
 DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -302,7 +301,7 @@ DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, fl
             a.lse[(int64_t)head * a.T + row + 8 * half] = state.maximum[half] * scale_log2 + log2f(sum);
     }
 }
-// Adds the last P V to O, waits, releases V; meanwhile calls sm90_finish_rows. O is not multiplied by `factor` yet.
+// Adds the last P V to O and releases V. Runs sm90_finish_rows meanwhile. O isn't multiplied by `factor` yet.
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -325,7 +324,8 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Stores each warp's O times `factor` by a copy that may run on; merges a.amax. empty: Q's, released unless O_APART.
+// Starts copying O times `factor` to a.out, each warp its rows, and merges a.amax. Without O_APART, when O takes Q's
+// place, it waits until the copy has read that place, and releases it at `empty`.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
@@ -476,10 +476,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// The number of query heads of a section, whole groups; 0: all at once. Where several query heads share a KV head,
-// their blocks read the same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys
-// and values of 128 columns takes a block 1.7 us: all blocks read 5 TB/s, from memory 5 TB/s over the heads of a group.
-// 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through.
+// The number of query heads of a section, in whole groups; 0: all heads at once. Where several query heads share a KV
+// head, their blocks read the same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128
+// keys and values of 128 columns takes a block 1.7 us: all blocks read 5 TB/s, from memory 5 TB/s over the heads of a
+// group. 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));

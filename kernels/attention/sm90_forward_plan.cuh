@@ -3,7 +3,7 @@
 #include "kernels/attention/sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
 
-// Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns,
+// Tiles and registers are FlashAttention-3's where ptxas can keep it all in registers. Turns do not pay at 256 columns,
 // whose products are long beside their softmax. scripts/attention_sweep.sh tries others on a GPU.
 #ifndef SM90_FORWARD_KEYS // up to 128 columns
 #define SM90_FORWARD_KEYS 128
@@ -61,7 +61,7 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
-// Sets a's members from `pairs` to `by_heads`, which divide rounds, from section_heads, heads, blocks and full.
+// Sets the members that divide rounds, from a.pairs to a.by_heads. Reads a.section_heads, heads, blocks and full.
 static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
     a.pairs = a.section_heads > 0 && !a.full;
@@ -73,18 +73,18 @@ static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     a.by_heads[1] = sm90_divisor_of(last);
 }
 
-// Returns the index in the order of all tiles, or past them, of this block's tile of a round. Odd rounds go backwards.
+// Returns the index, among all tiles, of this block's tile in a round, maybe past the last. Odd rounds go backwards.
 DEVICE_FUNCTION int sm90_there_and_back(int round) {
     const int grid = (int)gridDim.x;
     return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
 }
 // Returns a where all bits of `mask` are set, b where none is.
 DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & mask); }
-// Finds this block's tile of tile.round in its section of heads (or all at once), a head's last tile first; heads of
-// one KV head are neighbors. Sets tile.head, `block` (the tile's number in its head) and tile.round, to the block's
-// next. False, these undefined: no round from this one on has a tile. A pair is two tiles at the same distance from a
-// head's ends or, at a section's end, two heads' middle tiles: an even round's is the longer, the next round's the
-// shorter. Without a branch, after which ptxas would move all addresses to uniform registers again in each step.
+// Finds this block's tile of round tile.round. Sets tile.head, `block`, the tile's number in its head, and tile.round,
+// to the block's next round. Returns false, with these undefined, if no round from this one on has a tile. Sections of
+// heads follow each other; a head's last tile comes first. In a pair, an even round has the longer tile and the next
+// round the shorter: two tiles at the same distance from a head's ends or, at a section's end, two heads' middle ones.
+// There is no branch, after which ptxas would move all addresses to uniform registers again.
 DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
                                       const struct sm90_forward_arguments &a) {
     const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
@@ -101,7 +101,7 @@ DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block
     tile.round = round + 1 + alone;
     return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
-// Sets tile.head and first to this block's tile of a round, from a.order, and adds 1 to number; false: there is none.
+// Sets tile.head and first, from a.order, to this block's tile of a round, and counts it. Returns false without one.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
     const int at = sm90_there_and_back(round);
     if (at >= a.heads * a.blocks)
@@ -116,7 +116,7 @@ DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;
 }
-// Advances `tile`, at first sm90_forward_begin's, to this block's next tile; false, `tile` undefined: there is none.
+// Advances `tile`, at first sm90_forward_begin's, to this block's next tile. Returns false after the last.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
     if (plan::SPANS)
@@ -132,7 +132,7 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
-// Returns the first key that a row of sequence b sees, 0 without SPANS; past T, where nothing is kept, the last row's.
+// Returns the first key that a row of sequence b sees; 0 without SPANS. Rows past T, not kept, get the last row's.
 template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
     return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
 }

@@ -1,19 +1,19 @@
-// The tables first_key and last_query of struct attention_shape: which keys each query sees, and which queries see each
-// key, where documents do not see each other or a window ends what a query sees.
+// Fills the tables first_key and last_query of struct attention_shape: which keys a query sees, and which queries see a
+// key, where tokens don't see other documents, or a window limits how far back they see.
 // Let document(t) be the row at which t's document begins and W the window: a query at t sees the keys
 // max(document(t), t - W + 1) to t, and a key at t is seen by the queries up to min(end of t's document, t + W - 1).
 #pragma once
 #include "kernels/device.cuh" // LAUNCH, struct device
 
-// Fills, enqueued on a GPU, tables in device memory: the first key that query t sees, the last query that sees key t.
+// Fills tables in device memory: the first key that query t sees, the last query that sees key t. On a GPU enqueues it.
 static void attention_spans(int32_t *first_key,             // (B, T)
                             int32_t *last_query,            // (B, T)
                             const int32_t *document_starts, // (B, T) the t at which a token's document begins; NULL: 0
                             int window,                     // keys that a query sees, its own included; 0: all
                             int B, int T, struct device *dev);
 
-// Returns the first key, 0 to t, that query t sees. sequence: the row of the sequence's first token, b T.
-// document_starts (B, T), NULL: 0, does not fall along T; window: keys that a query sees, its own included, 0: all.
+// Returns the first key, 0 to t, that query t sees. sequence is b T, the row of the sequence's first token.
+// document_starts (B, T) doesn't fall along T; NULL: 0. window: keys that a query sees, its own included; 0: all.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;

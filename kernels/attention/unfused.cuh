@@ -10,8 +10,8 @@
 
 __BEGIN_DECLS
 size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and first_key; shape.full is not read. out =
-// dropout(P) V. Overwrites all of out and of P, stored without dropout. amax: kernels/amax.cuh's, of out, or NULL.
+// P = softmax(cap(scale Q K^T) + causal mask), with the shape's softcap and first_key, and out = dropout(P) V.
+// Overwrites all of out and, with P before dropout, probabilities. Merges out's amax unless NULL. Ignores shape.full.
 void unfused_forward(floatX *out,           // (B, T, H * D)
                      floatX *probabilities, // (B, H, T, T)
                      const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
@@ -19,7 +19,7 @@ void unfused_forward(floatX *out,           // (B, T, H * D)
                      struct device *dev);
 
 size_t unfused_backward_workspace_bytes(struct attention_shape shape, const struct device *dev);
-// Writes all of dqkv, the gradient of unfused_forward, whose arguments and P these are. amax: dqkv's; NULL: not taken.
+// Writes all of dqkv, the gradient of unfused_forward, whose arguments and P it takes. Merges dqkv's amax unless NULL.
 void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       const floatX *dout,          // (B, T, H * D)
                       const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
@@ -28,11 +28,11 @@ void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
 
-// Returns the first key that query t of sequence b sees, from shape.first_key in the device's memory; NULL: 0.
+// Returns the first key that query t of sequence b sees: shape.first_key's, in the device's memory, or without one 0.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }
 
-// Returns what computes the products, for the report: their type on a GPU, or a planned one; on the CPU its kernels.
+// Returns what computes the products, for the report: their type on a GPU, or a planned one; else the CPU's kernels.
 const char *unfused_compute_name(const struct device *dev);
 __END_DECLS

@@ -55,7 +55,7 @@ static inline size_t unfused_slot_rows_bytes(const struct unfused *u) {
 static inline int unfused_count(const struct unfused *u, int block) {
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
 }
-// Returns the first of a panel's, or strip's, packed blocks of a head; head counts over all sequences.
+// Returns the first packed block of a panel or a strip of a head. head counts over all sequences.
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
@@ -77,14 +77,14 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
 }
 
-// Returns the index within panel number `panel` of its first key from key `first` on; BLOCK or more: all are before.
+// Returns where the keys from key `first` on begin within a panel: 0 or more, and BLOCK or more if it has none of them.
 static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
-// Returns the end within panel number `panel` of its keys up to key `last`, BLOCK at most; 0 or less: all are after.
+// Returns where the keys up to key `last` end within a panel: BLOCK at most, and 0 or less if it has none of them.
 static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
 
-// block = block (strip, panel) of a stored (B, H, T, T) matrix, zero beyond T; times dropout's factors where `dropped`.
+// block = the block (strip, panel) of a stored (B, H, T, T) matrix, 0 past T, after dropout where `dropped`.
 static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip,
                           int panel, bool dropped) {
     const int columns = unfused_count(u, panel);
@@ -100,7 +100,7 @@ static void unfused_block(floatX *block, const floatX *matrix, const struct unfu
             block[q * BLOCK + i] = to_floatX(to_float(block[q * BLOCK + i]) * factors[i]);
     }
 }
-// Writes scale times a strip's or panel's blocks (steps), rounded, to rows (count, D) `stride` apart; merges u->amax.
+// Writes scale times a strip's or panel's (steps) blocks to rows (count, D) that lie `stride` apart. Merges u->amax.
 static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count,
                           const struct unfused *u) {
     const int D = u->D;
@@ -109,7 +109,7 @@ static void unfused_write(floatX *rows, int64_t stride, const float *blocks, flo
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
     amax_merge_rows(u->amax, rows, stride, count, D);
 }
-// sums (steps blocks) = or, where `add`, += unfused_block's block of `matrix` times panel `panel` of `right`.
+// sums (steps blocks) = unfused_block's block of `matrix` times panel `panel` of `right`; where `add`, += instead.
 ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums, const floatX *matrix,
                                     const char *right, int64_t right_head, const struct unfused *u, int64_t head,
                                     int strip, int panel, bool dropped, bool add) {
@@ -131,7 +131,7 @@ static void unfused_cap(float *block, float scale, float softcap) {
     for (int i = 0; i < BLOCK_ELEMENTS; i++)
         block[i] = softcap * vector_tanhf(inner * block[i]);
 }
-// Sets scores of keys that their query does not see to -inf, in a strip's blocks from panel `begin` to the diagonal.
+// Sets the scores that their query does not see to -inf, in a strip's blocks from panel `begin` to the diagonal.
 static void unfused_mask(float *rows, const struct unfused *u, int64_t b, int strip, int begin) {
     for (int r = 0; r < BLOCK; r++)
         for (int i = r + 1; i < BLOCK; i++)
@@ -140,7 +140,7 @@ static void unfused_mask(float *rows, const struct unfused *u, int64_t b, int st
         for (int j = begin * BLOCK; j < unfused_first_key(u->shape, b, strip * BLOCK + r); j++)
             rows[j / BLOCK * BLOCK_ELEMENTS + r * BLOCK + j % BLOCK] = -INFINITY;
 }
-// Turns EXP2_VECS rows, the first at `rows`, of `panels` blocks into 2^(scale_log2 score) / the row's sum; -inf into 0.
+// Turns scores into 2^(scale_log2 score) / the row's sum, in EXP2_VECS rows, the first at `rows`, of `panels` blocks.
 static void unfused_softmax(float *rows, int panels, float scale_log2) {
     vec shift[EXP2_VECS], sums[EXP2_VECS], x[EXP2_VECS];
     for (int r = 0; r < EXP2_VECS; r++) {
@@ -172,7 +172,7 @@ static void unfused_softmax(float *rows, int panels, float scale_log2) {
     }
 }
 
-// out = one row of a strip's blocks, as a row of a stored (T, T) matrix that is 0 before key `first` and after `query`.
+// Stores a row of a strip's blocks in out, a row of a (T, T) matrix, which is 0 before key `first` and after `query`.
 static void unfused_store_row(floatX *out, const float *row, const struct unfused *u, int first, int query) {
     memset(out, 0, (size_t)first * sizeof *out);
     for (int p = first / BLOCK; p <= query / BLOCK; p++)
@@ -181,7 +181,7 @@ static void unfused_store_row(floatX *out, const float *row, const struct unfuse
     memset(out + query + 1, 0, (size_t)(u->T - query - 1) * sizeof *out);
 }
 
-// Computes P, which is stored, and out of one strip of a head. rows (panels blocks): the slot's scores, overwritten.
+// Computes and stores P and out of one strip of a head. rows (panels blocks): the slot's scores, overwritten.
 ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX *out, floatX *probabilities,
                                          const floatX *qkv, float *rows, const struct unfused *u, int64_t head,
                                          int strip) {
@@ -219,7 +219,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slot_rows_bytes(&u);
 }
 
-// Packs `heads` heads of all tokens' rows as right operands, to x, and transposed, to `transposed`; either may be NULL.
+// Packs `heads` heads of all tokens as right operands, in x, and transposed, in `transposed`. Either may be NULL.
 static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride,
                          int heads) {
 #pragma omp parallel for schedule(static)
@@ -265,7 +265,7 @@ void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, stru
 
 // ---- Backward ----
 
-// Turns a query's dP, a row of blocks, from first_key to `query` into dS = P * (dropout(dP) - rowsum(P * dropout(dP))).
+// Turns a query's dP from first_key to `query`, a row of blocks, into dS = P * (dropout(dP) - rowsum(P * dropout(dP))).
 static void unfused_backward_row(float *row, const floatX *probabilities, const struct unfused *u, int64_t head,
                                  int first_key, int query) {
     const floatX *p_row = probabilities + (head * u->T + query) * u->T;
@@ -288,7 +288,7 @@ static void unfused_backward_row(float *row, const floatX *probabilities, const 
             dp[i] = to_float(p_row[p * BLOCK + i]) * (dp[i] - dot);
     }
 }
-// ds *= 1 - tanh(scale x / softcap)^2, the derivative of cap; x: a block of Q K^T.
+// Takes dS back through the cap: ds *= 1 - tanh(scale x / softcap)^2. x: the block of Q K^T.
 static void unfused_cap_backward(float *ds, const float *x, float scale, float softcap) {
     const float inner = scale / softcap;
 #pragma omp simd
@@ -297,7 +297,7 @@ static void unfused_cap_backward(float *ds, const float *x, float scale, float s
         ds[i] *= 1.0f - capped * capped;
     }
 }
-// Computes dS, which is stored, and dQ = scale dS K of one strip of a head. rows (panels blocks): scratch for dP.
+// Computes and stores dS, and dQ = scale dS K, of one strip of a head. rows (panels blocks): scratch for dP.
 ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX *dqkv, floatX *ds, const floatX *dout,
                                           const floatX *qkv, const floatX *probabilities, float *rows,
                                           const struct unfused *u, int64_t head, int strip) {
@@ -332,7 +332,7 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u);
 }
 
-// Computes dV = dropout(P)^T dO and dK = scale dS^T Q of a panel, over strips and heads that see it, whose dS is read.
+// Computes a panel's dV = dropout(P)^T dO and dK = scale dS^T Q, of stored dS, over all strips and heads that see it.
 ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
                                           const floatX *probabilities, const struct unfused *u, int64_t kv_head,
                                           int panel) {

@@ -14,8 +14,8 @@
 enum { TILE = 64, TILE_DEPTH = 16, TILE_THREADS = 256, TILE_ROW_BYTES = (TILE + 4) * 4 };
 enum { TILE_BYTES = TILE_DEPTH * TILE_ROW_BYTES, UNFUSED_SHARED_BYTES = 2 * TILE_BYTES };
 
-// A matrix in memory: element (i, j) at x[i * row + j * column], zero outside. With dropout the matrix is multiplied by
-// the mask, of which x[0] is element `element`.
+// A matrix in memory: element (i, j) is x[i * row + j * column], and 0 outside. With dropout it stands for the matrix
+// after dropout, whose mask has x[0] as number `element`.
 struct unfused_matrix {
     const floatX *x;
     int64_t row, column;
@@ -31,7 +31,7 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// Loads 64 rows of 16 columns of m from (first_row, first_column), 0 outside, as 16 rows. All call, then synchronize.
+// Loads 64 x 16 of m from (first_row, first_column) to shared memory, transposed. All threads call, then synchronize.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -51,8 +51,8 @@ DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int 
 struct tile {
     float x[4][4]; // of this thread
 };
-// sums += the tile at (row, column) of a b^T, summed over the inner dimension, in order, from `begin` by 16 until `end`
-// is reached or passed. All threads of the block call, with UNFUSED_SHARED_BYTES of shared memory.
+// sums += the tile at (row, column) of a b^T. The inner dimension goes from `begin` in steps of 16, in order, until
+// `end` is reached or passed. All threads of the block must call this, with UNFUSED_SHARED_BYTES of shared memory.
 DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matrix &a, int row,
                                    const struct unfused_matrix &b, int column, int begin, int end) {
     const uint32_t left = shared_memory(), right = left + TILE_BYTES;
@@ -71,7 +71,7 @@ DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matri
         }
     }
 }
-// Stores scale times the tile `sums` at (row, column) of a matrix, only within rows x columns, its rows `stride` apart.
+// Stores scale times `sums` at (row, column) of a matrix, but nothing past rows x columns. stride: from row to row.
 DEVICE_FUNCTION void tile_store(floatX *to, int64_t stride, int row, int column, int rows, int columns,
                                 const struct tile &sums, float scale) {
     for (int i = 0; i < 4; i++)
@@ -99,7 +99,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.dropout = dropout;
     return u;
 }
-// Says which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+// Says which scores a kernel can make. Each choice has an instance, so that plain causal attention pays for no other.
 enum unfused_scores {
     UNFUSED_CAUSAL, // a query sees every key up to its own position
     UNFUSED_SPANS,  // a query sees its keys from first_key on
@@ -110,7 +110,7 @@ enum unfused_scores {
 DEVICE_FUNCTION int unfused_first_tile_key(const struct unfused &u, int64_t b, int first) {
     return unfused_first_key(u.shape, b, first) / TILE * TILE;
 }
-// Returns the end of the queries that see one of 64 keys from `first` on. The shape has a last_query.
+// Returns the end of the queries that see one of 64 keys from `first` on. The shape must have a last_query.
 DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int first) {
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
@@ -126,7 +126,7 @@ template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct u
 template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_factor(const struct unfused &u) {
     return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }
-// Returns a grid of a block per head, 64 rows of T and 64 columns. Heads come first: other dimensions end at 65535.
+// Returns a grid with a block per head, 64 rows of T and 64 columns. Heads are x, since y and z end at 65535.
 static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
     return dim3((unsigned)heads, blocks_for(T, TILE), blocks_for(columns, TILE));
 }
@@ -152,7 +152,7 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
 
 // P = softmax(cap(scale Q K^T)) of 64 queries of a head, 0 at hidden keys. The scores are computed twice, for the rows'
 // sums and for P, so that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first.
-// At least 3 blocks fit on a multiprocessor, 2 where tanh takes more registers; plain causal, 4 without a bound (0).
+// ptxas is held to 3 blocks a multiprocessor, or 2 where tanh takes more registers; plain causal fits 4 unasked.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL  ? 0
                                                        : SCORES == UNFUSED_SPANS ? 3
@@ -209,7 +209,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL 
 }
 
 // dS = P * (dP - delta) times the softcap's derivative, dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O),
-// of 64 queries of a head. Tiles of keys before the first or past the last that one of them sees stay unwritten.
+// of 64 queries of a head. Tiles of keys that none of these queries sees stay unwritten.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED ? 2 : 0) // without the 2, spills
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
@@ -257,8 +257,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
     }
 }
 
-// out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
-// K. matrix: of all heads; x: qkv from its first K or V head on. Unbounded, ptxas spills for sm_86 and sm_89.
+// out[query] = scale * the sum of matrix[query][key] x[key] over the keys that the query sees: O from P and V, dQ from
+// dS and K. matrix has all heads; x is qkv from its first K or V head on. Unbounded, ptxas spills for sm_86, sm_89.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
@@ -272,8 +272,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3)
     tile_multiply(&sums, left, first, right, column, begin, first + TILE < u.T ? first + TILE : u.T);
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
 }
-// out[key] = scale * sum over the group's heads and, in each, the queries that see the key of matrix[query][key]
-// x[query]: dK from dS and Q, dV from P and dO. out: dqkv from its first K or V head on.
+// out[key] = scale * the sum of matrix[query][key] x[query] over the group's heads and the queries that see the key: dK
+// from dS and Q, dV from P and dO. out is dqkv from its first K or V head on.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_keys_kernel(floatX *out, const floatX *matrix, bool dropped, const floatX *x, int64_t x_stride, float scale,

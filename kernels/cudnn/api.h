@@ -2,9 +2,8 @@
 // numbers of its backend (graph) API. The build needs no header of cuDNN's and the program no libcudnn to start.
 //
 // Every name is the library's own, in lower case where it is a type or a function. The numbers are its binary
-// interface and the same in all of cuDNN 9; where a value is younger than 9.0 a comment says so. Sources: NVIDIA's
-// reference of the cuDNN graph library ("Backend API", docs.nvidia.com/deeplearning/cudnn) and the headers
-// cudnn_graph_v9.h of 9.19, 9.26 and 9.28, whose values were compared with these.
+// interface, the same in all of cuDNN 9; a comment names a value younger than 9.0. Sources: NVIDIA's reference of the
+// cuDNN graph library ("Backend API", docs.nvidia.com/deeplearning/cudnn), cudnn_graph_v9.h of 9.19, 9.26 and 9.28.
 //
 // The API is used so: a descriptor is made of a type, given attributes one at a time, finalized, and read-only from
 // then on; finalizing checks it and says what is wrong by its status and cudnnGetLastErrorString. An attribute's value
@@ -181,8 +180,8 @@ enum cudnn_knob_type {
     CUDNN_KNOB_TYPE_TILE_N = 41,
 };
 
-// The functions; `stream` is a cudaStream_t. Who makes a descriptor destroys it; this program destroys none before the
-// descriptors that were given it.
+// The library's functions; `stream` is a cudaStream_t. Who creates a descriptor destroys it. This program does so only
+// after it has destroyed the descriptors that it was given to.
 struct cudnn_functions {
     size_t (*get_version)(void);                                       // 10000 * major + 100 * minor + patch
     const char *(*get_error_string)(cudnn_status status);              // the status's name
@@ -202,8 +201,8 @@ struct cudnn_functions {
                             struct cudnn_descriptor *variant_pack); // enqueues, on the handle's stream
 };
 
-// Loads one of the libraries that libcudnn.so.9, a mere shim, loads at its first call: from beside the shim, which the
-// shim's rpath prefers, or else from where the dynamic linker finds it. False: `reason` (size bytes) says why not.
+// Loads one of the libraries that libcudnn.so.9, a mere shim, loads at its first call: the file beside the shim, as the
+// shim's rpath prefers, or else what the dynamic linker finds. Returns false, with `reason` (size bytes), on failure.
 static inline bool cudnn_load_part(void *shim, const char *name, char *reason, size_t size) {
     struct link_map *map = NULL;
     char path[4096];
@@ -219,9 +218,9 @@ static inline bool cudnn_load_part(void *shim, const char *name, char *reason, s
     snprintf(reason, size, "cuDNN is incomplete: %s", error ? error : name);
     return false;
 }
-// Loads the shim's parts before its first call, which aborts the process where a part is missing or damaged: here that
-// is an error like any other, false and `reason` (size bytes). With CUDNN_LIB_CONFIG=GRAPH_JIT_ONLY, without
-// precompiled kernels, only the first two parts (the guide of cuDNN's frontend, "cuDNN Library Configuration").
+// Loads the shim's parts, because at the shim's first call a missing or damaged part would abort the process. Here that
+// only returns false, with `reason` (size bytes). CUDNN_LIB_CONFIG=GRAPH_JIT_ONLY, without precompiled kernels, needs
+// only the first two parts (the guide of cuDNN's frontend, "cuDNN Library Configuration").
 static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
     static const char *const parts[] = {"libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9",
                                         "libcudnn_engines_precompiled.so.9", "libcudnn_heuristic.so.9"};
@@ -232,8 +231,8 @@ static inline bool cudnn_load_parts(void *shim, char *reason, size_t size) {
             return false;
     return true;
 }
-// Returns a number that tells one installed shim's file from another's, by its size and its time; 0: none is found
-// where cudnn_load looks. Loads the shim, which stays, and calls nothing of it.
+// Returns a number that tells the installed shim from another, made of its file's size and time; 0 where cudnn_load
+// would find none. Loads the shim, which stays loaded, but calls nothing of it.
 static inline uint64_t cudnn_installed(void) {
     struct link_map *map = NULL;
     struct stat file;
@@ -242,8 +241,8 @@ static inline uint64_t cudnn_installed(void) {
         return 0;
     return (uint64_t)file.st_size * 1000003u + (uint64_t)file.st_mtim.tv_sec;
 }
-// Finds the library where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list), its parts
-// and its functions. False, with the `reason` (size bytes), unless all are there. The library stays loaded to the end.
+// Loads the library from where the dynamic linker looks (LD_LIBRARY_PATH, the program's rpath, ldconfig's list), to
+// stay loaded to the end, and fills *functions. Returns false, with `reason` (size bytes), unless it is complete.
 static inline bool cudnn_load(struct cudnn_functions *functions, char *reason, size_t size) {
     static const char *const names[] = {"cudnnGetVersion",
                                         "cudnnGetErrorString",

@@ -15,8 +15,8 @@
 
 // ---- the library ----
 
-// Returns the bytes of dP that backward may keep where it has a choice: cudnn-frontend's 256 MiB, or its environment
-// variable's, INFINITY for -1. A variable that is no such number ends the program.
+// Returns how many bytes of dP backward may keep where it has a choice: cudnn-frontend's 256 MiB, or its environment
+// variable's number, with INFINITY for -1. Ends the program if the variable is no such number.
 static double fused_most_dp_bytes(void) {
     static const char variable[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
     const char *text = getenv(variable);
@@ -28,8 +28,8 @@ static double fused_most_dp_bytes(void) {
         fail("%s=%s in the environment: expected bytes, or -1 for any number; change it or unset it", variable, text);
     return bytes < 0 ? INFINITY : (double)bytes;
 }
-// Loads the library, makes a handle, without a stream yet, and sets what is known of it and the GPU, or `obstacle`.
-// library: zero. A malformed variable of the environment ends the program.
+// Loads cuDNN and fills *library, which must be zero, with a handle, still without a stream, and with what is known of
+// cuDNN and the GPU. If that fails, sets `obstacle`. Ends the program for a malformed environment variable.
 static void fused_open(struct fused_library *library, struct device *dev) {
     struct cudaDeviceProp properties;
     char error[224];
@@ -87,9 +87,9 @@ const char *fused_describe(struct device *dev) { return dev->open ? fused_librar
 
 // ---- plans ----
 
-// Returns the engine, by number, that the deterministic backward of this order takes although heuristics do not propose
-// it. The numbers are cudnn-frontend's (3929da2, and its pull request 398 for compute capability 9.0). From 9.23 on a
-// kernel is described by its tiles. NULL: there is no such engine here, and the heuristics are asked.
+// Returns the engine for deterministic backward in this order, where there is one that heuristics do not propose, or
+// NULL, when the heuristics must be asked. The engines' numbers are cudnn-frontend's (3929da2, and its pull request 398
+// for compute capability 9.0). From 9.23 on a kernel is described by its tiles.
 static const struct cudnn_engine *fused_own_engine(const struct fused_library *library, enum fused_order order) {
     static const struct cudnn_knob numbered[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
     static const struct cudnn_knob tiles[] = {{CUDNN_KNOB_TYPE_TILE_M, 3},     {CUDNN_KNOB_TYPE_TILE_N, 2},
@@ -118,8 +118,8 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
     return NULL;
 }
 
-// Sets p->plan, workspace_bytes and may_differ by a configuration; false: p->builder.reason, empty before, says why
-// not. may_differ: where `checked`, what the engine's notes say, and a deterministic backward refuses it; else false.
+// Makes p->plan of a configuration. Returns false if that is refused, with p->builder.reason, which must be empty
+// before. p->may_differ is what the engine's notes say if `checked`, else false; deterministic backward refuses true.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;
@@ -137,7 +137,7 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     p->may_differ = may_differ;
     return true;
 }
-// Sets p->plan for the builder's operations; NULL: p->builder.reason says why the last configuration was refused.
+// Sets p->plan for the builder's operations, or leaves it NULL: p->builder.reason says why the last try was refused.
 static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS];
@@ -157,8 +157,8 @@ static void fused_plan_operations(const struct fused_library *library, struct fu
             return;
     }
 }
-// Makes the plan of p->key, where the rest of p is zero: forward in bf16 as one operation where that is taken, else as
-// a graph of operations. Where the library refuses, p->plan stays NULL.
+// Makes the plan of p->key; the rest of p must be zero. Asks for bf16 forward as one operation where that is taken, and
+// otherwise for a graph of operations. p->plan stays NULL where the library refuses.
 static void fused_make_plan(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     b->functions = &library->functions;
@@ -208,7 +208,7 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
     return has_turns && dp_bytes > library->most_dp_bytes ? FUSED_SUM_TURNS : FUSED_SUM_NONE;
 }
 
-// Writes why fused can't take a shape in one direction, by making its plan, or without a GPU by rules; empty: it can.
+// Writes why cuDNN can't take a shape in one direction; else empty. Makes the plan, or without a GPU uses rules.
 static void fused_refuses_direction(char *reason, size_t size, struct attention_shape s, bool backward,
                                     enum fused_order order, struct device *dev) {
     struct fused_library *library = fused_library_of(dev);

@@ -19,56 +19,56 @@
 #include <sys/cdefs.h>                 // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Frees the library and its plans, which no recorded graph may hold, before device_close. Nothing need be open.
+// Frees the library and its plans, if open; no recorded graph may use them any more. Call it before device_close.
 void fused_close(struct device *dev);
-// Returns the library's name and version, empty where it can't be loaded; only "cuDNN" without an open GPU and in a
-// build for fp32 or the CPU. The text lives until fused_close. The first call loads the library.
+// Returns the library's name and version, or an empty text where it can't be loaded. Without an open GPU, and in a
+// build for fp32 or the CPU, it is only "cuDNN". The text lives until fused_close. The first call loads the library.
 const char *fused_describe(struct device *dev);
-// Returns a number that tells the installed library from another, without calling it; 0: none, or none in this build.
+// Returns a number that differs between installed libraries, without calling them; 0 without one, or in other builds.
 uint64_t fused_installed(void);
-// Whether fused is by published figures faster than our kernels on this GPU; false where none is open. own: our kernels
-// for 9.0 take the shape. On 10.x our kernels are written for 8.0's tensor cores; on 9.0 cuDNN is twice as fast as such
-// kernels. On 8.x and 12.x figures disagree or are against it (docs/internals/attention-cudnn.md).
+// Whether published figures say that cuDNN is faster than our kernels on this GPU; false where none is open. own: our
+// kernels for 9.0 take the shape. On 10.x our kernels are written for 8.0's tensor cores; on 9.0 cuDNN is twice as fast
+// as such kernels. On 8.x and 12.x figures disagree or are against it (docs/internals/attention-cudnn.md).
 bool fused_leads(bool own, struct device *dev);
-// Returns the compute capability, as 9.0, in `text` (size bytes), of the open or the planned GPU; neither: a constant.
+// Returns the open or planned GPU's compute capability, as 9.0, in `text` (size bytes), or without a GPU a constant.
 const char *fused_gpu(char *text, size_t size, struct device *dev);
-// Whether fused computes forward of this shape, asked at each call of attention: prompts and windows have other shapes.
-// Makes the plan unless it is there; without an open GPU goes by rules.
+// Whether cuDNN computes forward of this shape. Ask at each call of attention, since prompts and windows have other
+// shapes. Makes the plan unless it is there. Without an open GPU it goes by rules.
 bool fused_takes(struct attention_shape shape, struct device *dev);
 // The number of bytes of workspace of fused_forward, for a shape that it takes; without an open GPU an estimate.
 size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev);
-// The number of bytes of fused_backward's workspace for a shape that it takes, by any_order; an estimate without a GPU.
+// The number of bytes of fused_backward's workspace for a shape and any_order that it takes; without a GPU estimated.
 size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev);
-// Returns what the plans take and whether forward gives the same bits again, in `text` (size bytes), or, without an
-// open GPU, a constant that says so. Makes the plans. any_order: of backward.
+// Returns a description of a shape's plans, which it makes, in `text` (size bytes): their workspace, and whether
+// forward gives the same bits again. Without an open GPU returns a constant. any_order is backward's.
 const char *fused_describe_plans(char *text, size_t size, struct attention_shape shape, bool any_order,
                                  struct device *dev);
-// out = softmax(scale Q K^T + causal mask) V, without mask where shape.full; lse = ln(sum of e^s) of each row's masked,
-// scaled scores s. Enqueued; ends the program if cuDNN refuses a plan. amax: kernels/amax.cuh's, of out, or NULL.
+// Enqueues out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full, and lse = ln(sum of e^s) over
+// each row's scaled and masked scores s. Merges out's amax unless NULL. Ends the program if cuDNN refuses a plan.
 void fused_forward(floatX *out,       // (B, T, H * D)
                    float *lse,        // (B, H, T); NULL: not written
                    const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                    struct attention_shape shape, uint32_t *amax, void *workspace, struct device *dev);
-// Writes to all of dqkv, enqueued, the gradient of fused_forward, whose shape, qkv, out and lse these are. amax:
-// dqkv's, or NULL. any_order: the bits may differ from run to run. workspace: fused_backward_workspace_bytes.
+// Enqueues the gradient of fused_forward, whose shape, qkv, out and lse it takes, to all of dqkv. Merges dqkv's amax
+// unless NULL. With any_order its bits may differ from run to run. workspace: fused_backward_workspace_bytes.
 void fused_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                     const floatX *dout, // (B, T, H * D)
                     const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
                     const floatX *out,  // (B, T, H * D)
                     const float *lse,   // (B, H, T)
                     struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't take the shape, forward or backward; an empty text where it takes
-// both. Makes their plans; without an open GPU goes by the rules of the newest version, for the planned GPU.
+// Writes to `reason` (size bytes) why cuDNN can't take the shape, forward or backward, or an empty text where it takes
+// both. Makes their plans. Without an open GPU it goes by the rules of the newest version, for the planned GPU.
 void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                               struct device *dev);
-// Writes to `reason` (size bytes) why fused refuses FUSED_CHECK_TOKENS tokens of such heads, or how it differs there
-// from flash attention, or from itself computed again; an empty text where neither is so, no GPU is open or no flash
-// takes the shape. If so with forward as one operation, drops all plans, so that no graph may be recorded yet, and
-// checks forward as a graph of operations, as it is from then on. A build for fp32 or the CPU leaves `reason` as it is.
+// Tries cuDNN on FUSED_CHECK_TOKENS tokens of such heads. Writes to `reason` (size bytes) why it refuses them, or how
+// it differs from flash attention or from itself computed again. Writes an empty text if all is well, no GPU is open,
+// or no flash takes the shape. If forward as one operation fails, forward is tried as, and from then on is, a graph of
+// operations; all plans are dropped, so record no graph before. A build for fp32 or the CPU leaves `reason` as it is.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why FP8 attention refuses FUSED_CHECK_TOKENS tokens of such heads or, if a flash
-// takes them, how it differs there from flash attention of the same codes, or from itself computed again; an empty text
-// where neither is so, where no GPU is open, and in a build for fp32 or the CPU.
+// Tries FP8 attention on FUSED_CHECK_TOKENS tokens of such heads. Writes to `reason` (size bytes) why it refuses them
+// or, if a flash takes them, how it differs from flash attention of the same codes, or from itself computed again.
+// Writes an empty text if all is well, if no GPU is open, and in a build for fp32 or the CPU.
 void fp8_attention_check(char *reason, size_t size, struct attention_shape like, struct fp8_attention_demands demands,
                          struct device *dev);
 __END_DECLS

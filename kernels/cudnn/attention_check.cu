@@ -13,8 +13,7 @@
 #include "kernels/fp8/attention.cuh"   // struct fp8_attention
 #include "kernels/fp8/cast.cuh"        // fp8_cast_with_amax
 
-// Two attentions in bf16 are less than a hundredth apart (fused_distance); with a wrong scale, mask or heads they are
-// tens of times further apart.
+// Two attentions in bf16 are less than a hundredth apart; a wrong scale, mask or heads makes that tens of times more.
 static const double FUSED_CHECK_DISTANCE = 1.0 / 32;
 // Two attentions of the same codes, of which one rounds P, dS and its outputs to FP8: half as much again as the
 // distances of output, dQ, dK and dV in the emulator. A scale that is wrong by a tenth is more than each of them.
@@ -57,8 +56,8 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     return memory;
 }
 static size_t fused_check_larger(size_t a, size_t b) { return a > b ? a : b; }
-// Allocates what flash and another attention need for one sequence, qkv and dout filled; fused_check_close frees it.
-// workspace_bytes: the other attention's.
+// Allocates what flash and another attention need for one sequence, and fills qkv and dout. fused_check_close frees it.
+// workspace_bytes is what the other attention needs.
 static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, size_t workspace_bytes,
                                            struct device *dev) {
     struct fused_check c;
@@ -96,7 +95,7 @@ static floatX *fused_check_download(const floatX *memory, size_t bytes, struct d
     device_download(host, memory, bytes, dev);
     return host;
 }
-// Returns forward's output, fused's or flash's, which the caller frees. Clears c->out before: gaps show. Writes c->lse.
+// Returns forward's output, cuDNN's or flash's, which the caller frees. Clears c->out first: gaps show. Writes c->lse.
 static floatX *fused_check_forward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->out, c->out_bytes, dev);
     if (fused)
@@ -105,7 +104,7 @@ static floatX *fused_check_forward(struct fused_check *c, bool fused, struct dev
         flash_forward(c->out, c->lse, c->qkv, c->shape, c->dropout, NULL, c->workspace, dev);
     return fused_check_download(c->out, c->out_bytes, dev);
 }
-// Returns backward's dqkv, which the caller frees, after fused_check_forward of the same `fused`. Clears c->dqkv.
+// Returns backward's dqkv, which the caller frees. Call fused_check_forward with this `fused` before. Clears c->dqkv.
 static floatX *fused_check_backward(struct fused_check *c, bool fused, struct device *dev) {
     device_zero(c->dqkv, c->qkv_bytes, dev);
     if (fused)
@@ -115,7 +114,7 @@ static floatX *fused_check_backward(struct fused_check *c, bool fused, struct de
     return fused_check_download(c->dqkv, c->qkv_bytes, dev);
 }
 
-// Returns |ours - theirs| / |ours|, of two (rows, row), in the `width` columns of a row from `begin` on; NaN for NaN.
+// Returns |ours - theirs| / |ours| of two (rows, row), over `width` columns from `begin` on. NaN in either gives NaN.
 static double fused_distance(const floatX *ours, const floatX *theirs, int64_t rows, int64_t row, int64_t begin,
                              int64_t width) {
     double apart = 0, all = 0;
@@ -127,8 +126,8 @@ static double fused_distance(const floatX *ours, const floatX *theirs, int64_t r
         }
     return sqrt(apart / all);
 }
-// Writes to `reason` (size bytes), unless it has a text, which of the first `count` results is too far from ours.
-// Raises *largest to the largest distance up to there. bounds (count): of output, dQ, dK and dV.
+// Writes to `reason` (size bytes) which of the first `count` results is too far from ours, unless `reason` has a text.
+// Raises *largest to the largest distance measured. bounds (count) are for output, dQ, dK and dV.
 static void fused_compare(char *reason, size_t size, const struct fused_check *c, struct fused_results ours,
                           struct fused_results theirs, const double *bounds, int count, double *largest) {
     const int64_t T = c->shape.T, group_row = (int64_t)c->shape.num_query_groups * c->shape.head_dim;
@@ -157,21 +156,21 @@ static bool fused_check_compares(struct attention_shape *shape, struct attention
     flash_unavailable_reason(reason, sizeof reason, *shape, dev);
     return !*reason;
 }
-// Returns the library, in whose `broken` a failed call is noted until fused_judge, in place of ending the program.
+// Returns the library. Until fused_judge, a call of it that fails is noted in `broken`, and doesn't end the program.
 static struct fused_library *fused_check_begin(struct device *dev) {
     struct fused_library *library = fused_library_of(dev);
     library->checks = true;
     library->broken[0] = 0;
     return library;
 }
-// Frees the results; NULL: there are none.
+// Frees the results, which may be NULL.
 static void fused_results_free(struct fused_results results) {
     free(results.out);
     free(results.dqkv);
 }
-// Writes to `reason` (size bytes) what is wrong with `theirs`, computed twice (`again`) since fused_check_begin; empty:
-// nothing. Frees the three results (dqkv NULL: no backward), not c. bounds (4): as fused_compare takes them. any_order:
-// backward's bits may differ. Raises *largest, which the caller set, to the largest distance.
+// Writes to `reason` (size bytes) what is wrong with `theirs`, which was computed twice (`again`) since
+// fused_check_begin, or an empty text. bounds (4) and *largest, which the caller set, are fused_compare's. any_order:
+// backward's bits may differ. Frees the three results, whose dqkv is NULL without backward, but not c.
 static void fused_judge(char *reason, size_t size, const struct fused_check *c, struct fused_library *library,
                         struct fused_results ours, struct fused_results theirs, struct fused_results again,
                         const double *bounds, bool any_order, double *largest) {
@@ -191,7 +190,7 @@ static void fused_judge(char *reason, size_t size, const struct fused_check *c, 
     fused_results_free(theirs);
     fused_results_free(again);
 }
-// Writes why fused, with `composes` as set, refuses the shape (B 1) or is wrong; else empty. Raises library->distance.
+// Writes why cuDNN, in the form that `composes` says, refuses the shape (B 1) or is wrong; else empty. Raises distance.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     fused_refuses_order(reason, size, shape, order, dev);
@@ -239,7 +238,7 @@ struct fp8_check {
     fp8 *qkv8, *dout8, *out8;
 };
 enum { FP8_CHECK_SCALES = (FP8_ATTENTION_TENSORS + 1) * sizeof(struct fp8_scale) };
-// Allocates all that FP8 attention and flash need, the codes of q, k, v and dout made; fp8_check_close frees it.
+// Allocates all that FP8 attention and flash need, and makes the codes of q, k, v and dout. fp8_check_close frees it.
 static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_attention_demands demands,
                                        struct device *dev) {
     const enum fp8_format gradients = demands.gradients;

@@ -49,9 +49,8 @@ enum fused_tensor {
     FUSED_TENSORS,
 };
 
-// How backward sums dQ over the tiles of keys. Only the first may give other bits in another run; 9.19 puts no note on
-// it. The other two are deterministic by engines that, but for FUSED_SUM_NONE on compute capability 9.0, heuristics do
-// not propose (fused_own_engine).
+// How backward sums dQ over the tiles of keys. Only FUSED_SUM_ANY may give other bits in another run; 9.19 puts no note
+// on it. The others need fused_own_engine's engines, but for FUSED_SUM_NONE on compute capability 9.0.
 enum fused_order {
     FUSED_SUM_ANY,  // in fp32 in memory, as the tiles are done
     FUSED_SUM_NONE, // the graph has no sum in memory; on compute capability 9.0 it keeps all of dP, B * H * T * T * 2 B
@@ -71,12 +70,12 @@ struct fused_key {
     int64_t types, wide; // types: enum fused_types; wide: of FP8 attention, outputs are bf16
 };
 
-// A view of `heads` heads in rows of `row` elements a token: (B, heads, T, D), or, transposed, (B, heads, D, T).
+// A view of some heads in the rows of tokens: (B, heads, T, D) or, transposed, (B, heads, D, T).
 struct fused_view {
     struct cudnn_tensor tensor;
     int64_t strides[CUDNN_RANK];
 };
-// Creates a view (B, heads, T, D) or, transposed, (B, heads, D, T) of rows of `row` elements in memory, by its id.
+// Creates a view of `heads` heads, by its id, in rows of `row` elements: (B, heads, T, D), transposed (B, heads, D, T).
 static struct fused_view fused_view_as(struct cudnn_builder *b, const struct fused_key *k, enum cudnn_data_type type,
                                        enum fused_tensor id, int64_t heads, int64_t row, bool transposed) {
     struct fused_view view = {{NULL, {0}}, {k->T * row, k->head_dim, row, 1}};
@@ -108,7 +107,7 @@ static struct cudnn_tensor fused_index(struct cudnn_builder *b, struct cudnn_ten
     cudnn_pointwise_to(b, index, scores, NULL, NULL, y);
     return y;
 }
-// Returns the scores with FUSED_HIDDEN in place of those whose key a query does not see; as they are where k->full.
+// Returns the scores, with FUSED_HIDDEN where a query doesn't see the key; unchanged where k->full.
 static struct cudnn_tensor fused_masked(struct cudnn_builder *b, const struct fused_key *k,
                                         struct cudnn_tensor scores) {
     const struct cudnn_function not_later = {CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, 0};
@@ -153,7 +152,7 @@ static void fused_forward_graph(struct cudnn_builder *b, const struct fused_key 
     cudnn_matmul_to(b, fused_softmax(b, scores, lse, CUDNN_DATA_BFLOAT16), v, out);
 }
 
-// Builds forward as one operation, with the causal mask as a graph within it unless k->full, in an empty builder.
+// Builds forward as one operation, in an empty builder. Unless k->full, the causal mask is a graph within it.
 static void fused_forward_operation(struct cudnn_builder *b, const struct fused_key *k) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;
     const int64_t dims[CUDNN_RANK] = {k->B, k->heads, k->T, k->T};
@@ -181,7 +180,7 @@ static void fused_forward_operation(struct cudnn_builder *b, const struct fused_
     cudnn_operation(b, operation, "attention");
 }
 
-// Appends K's or V's gradient, `id`: dS or P (scores), transposed, in bf16, times x (B, H, T, D), each group summed.
+// Appends K's or V's gradient, `id`: bf16 dS or P (scores), transposed, times x (B, H, T, D), summed over each group.
 static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                  struct cudnn_tensor scores, struct cudnn_tensor x) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

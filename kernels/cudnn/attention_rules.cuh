@@ -20,9 +20,9 @@ static inline size_t fused_wide_from(int major) {
     return SIZE_MAX;
 }
 
-// Writes to `reason` (size bytes) why cuDNN of a version can't take a shape on compute capability major.x; an empty
-// text where it may. any_order: backward may give other bits in another run, or is not wanted. The conditions are the
-// stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
+// Writes to `reason` (size bytes) why a version of cuDNN can't take a shape on compute capability major.x, or an empty
+// text where it may. any_order says that backward may give other bits in another run, or isn't wanted. The conditions
+// are the stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
 // pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no deterministic backward on 8.x and 12.x;
 // on 11.x cudnn-frontend names no engine for it.
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
@@ -73,8 +73,8 @@ static inline size_t fused_rounded(size_t bytes) {
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
-// The number of bytes of workspace to plan where cuDNN can't be asked: one fp32 number a row of scores; of backward
-// also dQ in fp32, and dK and dV of each query head.
+// The number of bytes of workspace to plan where cuDNN can't be asked: one fp32 number a row of scores and, for
+// backward, dQ in fp32, and dK and dV of each query head.
 static inline size_t fused_planned_bytes(struct attention_shape s, bool backward) {
     const size_t elements = (size_t)s.B * s.num_heads * s.T * s.head_dim;
     return fused_sums_bytes(s.B, s.num_heads, s.T) +
@@ -82,14 +82,14 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 }
 
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
-// Whether cuDNN is by published figures faster than our kernels on major.x. own: our kernels for 9.0 take the shape.
+// Whether cuDNN is faster than our kernels on major.x, by published figures. own: our kernels for 9.0 take the shape.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
-// Writes why the newest version can't take a shape on the planned GPU, or on 9.x where none is named; empty: it may.
+// Writes why the newest version can't take a shape on the planned GPU, or if none is named on 9.x; else an empty text.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,
                                          const struct device *dev) {
     fused_refuses(reason, size, SIZE_MAX, dev->planned.major > 0 ? dev->planned.major : 9, s, any_order);
 }
-// Returns the compute capability of the GPU that memory is planned for, in text (size bytes); not known: a constant.
+// Returns the planned GPU's compute capability in text (size bytes), or a constant where it isn't known.
 static inline const char *fused_planned_gpu(char *text, size_t size, const struct device *dev) {
     if (dev->planned.major == 0)
         return "a GPU that is not open";

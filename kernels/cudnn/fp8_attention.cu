@@ -1,15 +1,14 @@
 // Defines FP8 attention itself, of kernels/fp8/attention.cuh, on a GPU: by cuDNN's graphs (cudnn/fp8_graphs.cuh).
 //
 // cuDNN reads scales and descales from the device's memory, and writes amaxes there. The scales of the model's tensors
-// are members of struct fp8_scale. P's scale, which never changes, and the amaxes as cuDNN writes them lie in the
-// workspace.
+// are members of struct fp8_scale. P's scale, which never changes, and cuDNN's amaxes lie in the workspace.
 #include "kernels/fp8/attention_rules.cuh" // fp8_attention_refuses, fp8_attention_planned_bytes
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/cudnn/attention.cuh" // fused_describe
 #include "kernels/cudnn/library.cuh"   // fused_plan_for, fused_run
 #include "kernels/fp8/cast.cuh"        // fp8_amax
 
-// The cells of a call that belong to no tensor of the model, at the workspace's begin, in the device's memory.
+// The numbers of a call that belong to no tensor of the model. They lie in device memory, where the workspace begins.
 struct fp8_cells {
     float p_scale, p_inverse;
     float one;                                    // the scale of outputs in bf16
@@ -25,7 +24,7 @@ static __global__ void fp8_cells_kernel(struct fp8_cells *cells) {
     cells->p_inverse = 1.0f / FP8_ATTENTION_P_SCALE;
     cells->one = 1.0f;
 }
-// Merges an amax of cuDNN's into a scale's. rounded: the amax of the values as floatX, since rounding is monotonic.
+// Merges cuDNN's amax of a tensor into its scale's. rounded: round it to floatX first, as the tensor's values were.
 static __global__ void fp8_merge_amax_kernel(struct fp8_scale *scale, const float *amax, bool rounded) {
     const uint32_t magnitude = fp8_magnitude(rounded ? to_float(to_floatX(*amax)) : *amax);
     scale->amax = magnitude > scale->amax ? magnitude : scale->amax;
@@ -35,7 +34,7 @@ static void fp8_merge_amax(struct fp8_scale *scale, const float *amax, bool roun
     LAUNCH(dev, fp8_merge_amax_kernel, 1u, 1, 0, scale, amax, rounded);
 }
 
-// Returns the key of a shape's plan in FP8. Unless any_order, backward's is FUSED_SUM_NONE: a deterministic engine's.
+// Returns the key of a shape's FP8 plan. Unless any_order, backward takes FUSED_SUM_NONE, which is deterministic.
 static struct fused_key fp8_key_of(struct attention_shape s, bool backward, enum fp8_format gradients,
                                    bool outputs_in_fp8, bool any_order) {
     struct fused_key key = fused_key_of(s, backward, any_order ? FUSED_SUM_ANY : FUSED_SUM_NONE);
@@ -43,7 +42,7 @@ static struct fused_key fp8_key_of(struct attention_shape s, bool backward, enum
     key.wide = !outputs_in_fp8;
     return key;
 }
-// Returns the key of the demands' plan, on which demands.full has no influence.
+// Returns the key of the plan that the demands ask for. Doesn't read demands.full.
 static struct fused_key fp8_key_for(struct attention_shape s, bool backward, struct fp8_attention_demands demands) {
     return fp8_key_of(s, backward, demands.gradients, demands.delayed, demands.any_order);
 }
@@ -85,7 +84,7 @@ const char *fp8_attention_describe(struct device *dev) { return fused_describe(d
 
 // ---- calls ----
 
-// The number of bytes of a call's cells and of cuDNN's workspace by the key's plan, which is made unless it is there.
+// The number of bytes of a call's cells and of cuDNN's workspace. Makes the key's plan unless it is there.
 static size_t fp8_plan_bytes(const struct fused_key *key, struct device *dev) {
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), key);
     return sizeof(struct fp8_cells) + (p && p->plan ? (size_t)p->workspace_bytes : 0);
@@ -111,8 +110,8 @@ struct fp8_call {
     struct fp8_cells *cells;
     void *workspace; // cuDNN's own part
 };
-// Begins a call by its plan, without which the program ends: enqueues the setting of its cells, and sets the addresses
-// of tensors that forward and backward share. workspace: what follows the codes; cuDNN's part is behind the cells.
+// Begins a call: enqueues the setting of its cells, and sets the addresses of the tensors that forward and backward
+// share. Ends the program if the call has no plan. workspace is what follows the codes: the cells, then cuDNN's part.
 static struct fp8_call fp8_begin(const struct fp8_attention *a, bool backward, const fp8 *qkv8, const float *lse,
                                  void *workspace, struct device *dev) {
     const struct fused_key key = fp8_key_of(a->shape, backward, a->gradients, a->outputs_in_fp8, a->any_order);

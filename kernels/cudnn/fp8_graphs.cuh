@@ -25,13 +25,13 @@ static struct cudnn_tensor fused_fp8_times(struct cudnn_builder *b, struct cudnn
 static void fused_fp8_amax(struct cudnn_builder *b, struct cudnn_tensor x, enum fused_tensor id) {
     cudnn_reduce_to(b, CUDNN_REDUCE_TENSOR_AMAX, x, cudnn_cell(b, id));
 }
-// What forward and backward read alike, and what codes are multiplied by to be read.
+// The inputs that forward and backward share, and the descales by which codes are multiplied to be read.
 struct fused_fp8_inputs {
     struct cudnn_tensor q, v, lse, scale; // v: of backward (B, groups, D, T)
     struct fused_view kt;                 // (B, groups, D, T)
     struct cudnn_tensor descale_q, descale_k, descale_v, descale_p;
 };
-// Creates every tensor of the inputs, lse in any case: lse is an input of backward, and an output of forward.
+// Creates all tensors of the inputs. lse is among them for forward too, which writes it.
 static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type type = fused_fp8_input_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;
@@ -47,7 +47,7 @@ static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, cons
     x.descale_p = cudnn_cell(b, FUSED_DESCALE_P);
     return x;
 }
-// Returns the scores of codes q and k, (B, H, T, T) fp32, multiplied by attention's scale and both descales, masked.
+// Returns the masked scores of q and k, (B, H, T, T) fp32: the product of codes times attention's scale and descales.
 static struct cudnn_tensor fused_fp8_scores(struct cudnn_builder *b, const struct fused_key *k,
                                             const struct fused_fp8_inputs *x) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
@@ -61,8 +61,8 @@ struct fused_fp8_output {
     enum cudnn_data_type type;
     int64_t heads, row; // as fused_view_as takes them
 };
-// Appends a product's last operations: sums (B, H, T, D) fp32, summed over a group's heads where the output has fewer,
-// times both descales. Their amax goes to to.amax; times to.scale they are the output, codes or, if k->wide, bf16.
+// Appends what turns a product's sums, (B, H, T, D) fp32, into an output: the sum over each group where the output has
+// fewer heads, both descales, the amax (to to.amax) and to.scale. The output is codes or, if k->wide, bf16.
 static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, struct cudnn_tensor sums,
                             struct cudnn_tensor descale_a, struct cudnn_tensor descale_b, struct fused_fp8_output to) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;
@@ -80,7 +80,7 @@ static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, 
     fused_fp8_amax(b, x, to.amax);
 }
 
-// Builds forward, which writes out, the amax of out, lse and the amax of P: 22 operations of causal attention.
+// Builds forward, which writes out, the amax of out, lse and the amax of P. Causal attention takes 22 operations.
 static void fused_fp8_forward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_input_type(k);
     const int64_t out_row = k->heads * k->head_dim;
@@ -93,14 +93,14 @@ static void fused_fp8_forward_graph(struct cudnn_builder *b, const struct fused_
     fused_fp8_write(b, k, cudnn_matmul(b, codes, x.v, F), x.descale_p, x.descale_v, out);
 }
 
-// Returns the transposed of codes of scores, (B, H, T, T).
+// Returns codes of scores, (B, H, T, T), transposed.
 static struct cudnn_tensor fused_fp8_turned(struct cudnn_builder *b, const struct fused_key *k,
                                             struct cudnn_tensor scores, enum cudnn_data_type type) {
     const int64_t strides[CUDNN_RANK] = {k->heads * k->T * k->T, k->T * k->T, k->T, 1};
     return cudnn_transposed(b, scores, type, strides);
 }
-// Builds backward, which writes dQ, dK and dV and the amaxes of these and of dS: 43 operations of causal attention with
-// groups, two of which sum over groups. dQ's sum is cuDNN's own: no tensor of the graph has it.
+// Builds backward, which writes dQ, dK, dV and their amaxes, and the amax of dS. Causal attention with groups takes 43
+// operations, two of which sum over groups. The sum of dQ is in no tensor of the graph: cuDNN keeps it itself.
 static void fused_fp8_backward_graph(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT, type = fused_fp8_input_type(k), dtype = fused_fp8_gradient_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim, out_row = k->heads * k->head_dim;

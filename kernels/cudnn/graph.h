@@ -99,7 +99,7 @@ static inline void cudnn_close(struct cudnn_builder *b) {
 
 // ---- tensors ----
 
-// Creates and finishes a tensor; strides: elements; alignment: bytes. Its descriptor is NULL after an earlier refusal.
+// Creates and finishes a tensor. strides count elements, alignment bytes. The descriptor is NULL after a refusal.
 static inline struct cudnn_tensor cudnn_tensor_of(struct cudnn_builder *b, int64_t id, enum cudnn_data_type type,
                                                   const int64_t dims[CUDNN_RANK], const int64_t strides[CUDNN_RANK],
                                                   enum cudnn_place place, int64_t alignment) {
@@ -135,7 +135,7 @@ static inline struct cudnn_tensor cudnn_cell(struct cudnn_builder *b, int64_t id
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
     return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_IN_MEMORY, sizeof(float));
 }
-// Creates a tensor of one fp32 number, whose address in the host's memory the variant pack has.
+// Creates a tensor of one fp32 number in the host's memory, whose address the variant pack has.
 static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t id) {
     const int64_t one[CUDNN_RANK] = {1, 1, 1, 1};
     return cudnn_tensor_of(b, id, CUDNN_DATA_FLOAT, one, one, CUDNN_BY_VALUE, sizeof(float));
@@ -143,7 +143,7 @@ static inline struct cudnn_tensor cudnn_number(struct cudnn_builder *b, int64_t 
 
 // ---- operations: each writes a tensor that the caller describes, and computes in fp32 if it is not said ----
 
-// Finishes `operation`, `what` in a refusal, and appends it unless something was refused; asserts that there is room.
+// Finishes an operation, called `what` in a refusal, and appends it unless anything was refused. Asserts that it fits.
 static inline void cudnn_operation(struct cudnn_builder *b, struct cudnn_descriptor *operation, const char *what) {
     cudnn_finish(b, operation, what);
     if (*b->reason)
@@ -180,7 +180,7 @@ struct cudnn_function {
     enum cudnn_data_type computes;
     int64_t axis; // of GEN_INDEX
 };
-// Appends y = f(x), f(x, with) or where ? x : with; NULL: no such operand. Dimensions of 1 in `with` repeat.
+// Appends y = f(x), y = f(x, with) or y = where ? x : with. NULL: no operand. Dimensions of 1 in `with` repeat.
 static inline void cudnn_pointwise_to(struct cudnn_builder *b, struct cudnn_function f, struct cudnn_tensor x,
                                       const struct cudnn_tensor *with, const struct cudnn_tensor *where,
                                       struct cudnn_tensor y) {
@@ -212,7 +212,7 @@ static inline struct cudnn_tensor cudnn_pointwise(struct cudnn_builder *b, enum 
     return y;
 }
 
-// Appends y = x, reduced in dimensions where y is 1 and x is not; where y has fewer heads, each reduces a group of x's.
+// Appends y = x, reduced over dimensions that are 1 in y only. Where y has fewer heads, each reduces a group of x's.
 static inline void cudnn_reduce_to(struct cudnn_builder *b, enum cudnn_reduction reduction, struct cudnn_tensor x,
                                    struct cudnn_tensor y) {
     struct cudnn_descriptor *function = cudnn_make(b, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
@@ -234,7 +234,7 @@ static inline struct cudnn_tensor cudnn_reduce_rows(struct cudnn_builder *b, enu
     return y;
 }
 
-// Adds a reshape; returns its output, virtual, of `type`: x with its last two dimensions exchanged. strides: x's.
+// Appends a reshape. Returns its output, virtual and of `type`: x with the last two dimensions exchanged. strides: x's.
 static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, struct cudnn_tensor x,
                                                    enum cudnn_data_type type, const int64_t strides[CUDNN_RANK]) {
     const int64_t dims[CUDNN_RANK] = {x.dims[0], x.dims[1], x.dims[3], x.dims[2]};
@@ -248,7 +248,7 @@ static inline struct cudnn_tensor cudnn_transposed(struct cudnn_builder *b, stru
     return y;
 }
 
-// Takes away the builder's operations from number `before` on; returns a graph of them, to be set within an operation.
+// Moves the builder's operations from number `before` on to a graph, which it returns to be set within an operation.
 static inline struct cudnn_descriptor *cudnn_subgraph(struct cudnn_builder *b, int before) {
     struct cudnn_descriptor *graph = cudnn_make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->operation_count - before,
@@ -303,7 +303,7 @@ static inline struct cudnn_descriptor *cudnn_configuration_of(struct cudnn_build
     cudnn_finish(b, configuration, "the engine's configuration");
     return configuration;
 }
-// Asks the heuristics for configurations of a graph, best first; returns how many came, 0 too where b->reason says why.
+// Asks the heuristics for configurations of a graph, best first. Returns how many came; after a refusal 0.
 static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descriptor *graph,
                                   struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS]) {
     const enum cudnn_heuristics_mode mode = CUDNN_HEUR_MODE_A;
@@ -322,7 +322,7 @@ static inline int cudnn_proposals(struct cudnn_builder *b, struct cudnn_descript
         return 0;
     return count < CUDNN_MAX_CONFIGURATIONS ? (int)count : (int)CUDNN_MAX_CONFIGURATIONS;
 }
-// Whether an engine says that its bits may differ from run to run; true too where b->reason says why it can't be asked.
+// Whether an engine says that its bits may differ from run to run. True also where it can't be asked: see b->reason.
 static inline bool cudnn_may_differ(struct cudnn_builder *b, struct cudnn_descriptor *configuration) {
     enum cudnn_numerical_note notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t count = 0;

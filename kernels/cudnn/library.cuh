@@ -33,7 +33,7 @@ struct fused_library {
     struct fused_plan plans[FUSED_PLANS];
 };
 
-// The addresses of a call's tensors, by their ids; NULL: not in the graph. fused_run sets numbers' addresses.
+// The addresses of a call's tensors, by id; NULL: not in the graph. fused_run sets the addresses of the three numbers.
 struct fused_call {
     const void *tensors[FUSED_TENSORS];
     float scale, hidden, one;
@@ -41,30 +41,31 @@ struct fused_call {
 
 __BEGIN_DECLS
 enum { FUSED_CHECK_TOKENS = 256 }; // two tiles or more, and a length that every version takes
-// Returns the device's library, never NULL, until fused_close; opens it at the first call. handle NULL: see `obstacle`.
+// Returns the device's library, never NULL, until fused_close; opens it first. `obstacle` says why a handle is NULL.
 struct fused_library *fused_library_of(struct device *dev);
-// Destroys all plans: no recorded graph may hold them, no pointer to them be used. fused_plan_for makes them again.
+// Destroys all plans, which no recorded graph or pointer may use any more. fused_plan_for makes them again.
 void fused_forget_plans(struct fused_library *library);
-// Returns the key of a shape's plan in bf16; for FP8 the caller sets `types` and `wide`. order: not read for forward.
+// Returns the key of a shape's bf16 plan; for FP8 the caller sets `types` and `wide`. order isn't read for forward.
 struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fused_order order);
-// Chooses how backward sums dQ: FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS, where this GPU has an engine for it
-// and dP is larger than library->most_dp_bytes; else FUSED_SUM_NONE: faster, says cudnn-frontend's pull request 398.
+// Chooses how backward sums dQ. It is FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS where this GPU has an engine for
+// it and dP is larger than library->most_dp_bytes; else FUSED_SUM_NONE, faster says cudnn-frontend's pull request 398.
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why fused can't do forward and, in this order, backward; else empty. Makes plans.
+// Writes to `reason` (size bytes) why cuDNN can't do forward, or backward in this order; else empty. Makes plans.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// Returns a key's plan, made on first use; its `plan` is NULL if cuDNN refuses. NULL: a full table. Needs a handle.
+// Returns a key's plan, made at first use; its `plan` is NULL if cuDNN refuses. Returns NULL if there are too many
+// plans. The library must have a handle.
 struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
 // Returns a key's plan as fused_plan_for does, but ends the program where there is no handle, no room or no plan.
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
-// Returns a call that has its three numbers, of them `scale` given; its addresses are NULL, for the caller to set.
+// Returns a call whose three numbers are set, one of them `scale`. Its addresses are NULL, for the caller to set.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
-// Enqueues a call by its plan. workspace: cuDNN's. A refusal ends the program or, if library->checks, sets `broken`.
+// Enqueues a call of a plan. workspace: cuDNN's part. A refusal ends the program or, if library->checks, sets `broken`.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
                struct device *dev);
-// The number of bytes of workspace of a bf16 call, ours and cuDNN's; makes its plan; 0: there is none. Needs a handle.
+// The number of bytes of workspace, ours and cuDNN's, of a bf16 call. Makes its plan; 0 without one. Needs a handle.
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev);
-// Does fused_backward with dQ summed in this order. workspace: fused_workspace_bytes of backward's key of this order.
+// Does fused_backward with dQ summed in this order. workspace: fused_workspace_bytes of backward's key in this order.
 void fused_backward_by(enum fused_order order,
                        floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                        const floatX *dout, // (B, T, H * D)

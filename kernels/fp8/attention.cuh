@@ -58,17 +58,17 @@ struct fp8_attention_demands {
 };
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Open GPU: makes plans.
+// Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Makes plans if open.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
-// Returns what computes FP8 attention here: cuDNN, with its version on an open GPU, or a CPU's unit; until fused_close.
+// Returns what computes FP8 attention: cuDNN, with its version on an open GPU, or a CPU's unit; until fused_close.
 const char *fp8_attention_describe(struct device *dev);
 
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
-// Computes O and lse after fp8_attention_cast. takes_amax: merges O's amax into a.out; false: recomputation, which
-// reads the first forward's. Where outputs_in_fp8: sets a.out's scale (fp8_set_scales); if its `delayed` is 0 (GPU: if
-// a.calibrates) a first forward runs twice, for the amax, then for O8. Elsewhere the amax is of `out` as stored.
+// Computes O and lse, after fp8_attention_cast. takes_amax merges O's amax into a.out; recomputation passes false, and
+// takes the first forward's. Where outputs_in_fp8, sets a.out's scale (fp8_set_scales). If its `delayed` is 0 (GPU: if
+// a.calibrates), a first forward runs twice, for the amax, then for O8. Elsewhere the amax is of `out` as stored.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
                            float *lse,      // (B, H, T), natural
@@ -77,10 +77,10 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
 
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev);
-// Overwrites all of dqkv with the gradient of fp8_attention_forward; needs a.full; undoes no RoPE. Merges dS's amax
-// and, where outputs_in_fp8, dQ's, dK's and dV's, and sets these scales (fp8_set_scales). Where one has `delayed` 0
-// (GPU: if a.calibrates), runs first for dS's amax, then, where outputs_in_fp8, for the others, then for the result.
-// Reads the `inverse` of q, k, v, dO and O. amax: kernels/amax.cuh's, of dqkv as stored; NULL: not taken.
+// Overwrites all of dqkv with the gradient of fp8_attention_forward; doesn't undo RoPE. Needs a.full. Merges the amaxes
+// of dS and, where outputs_in_fp8, of dQ, dK and dV, and sets their scales (fp8_set_scales). Where one has `delayed` 0
+// (GPU: if a.calibrates), it runs first for dS's amax, then, where outputs_in_fp8, for the others, then for the result.
+// Reads the `inverse` of q, k, v, dO and O. Merges dqkv's amax, as stored, into amax unless NULL.
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
                             const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]
                             const fp8 *qkv8,  // (B, T, (H + 2 Hkv) * D)
@@ -90,8 +90,8 @@ void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
 
 // ---- the casts, by kernels/fp8/attention_casts.cu ----
 
-// Casts q, k and v to E4M3 by a scale each, as fp8_cast does, and sets these scales' `scale` and `inverse`; unless
-// a.full the scales are rounded down to powers of two. takes_amax: first merges their amaxes; false: recomputation.
+// Casts q, k and v to E4M3, each by a scale, as fp8_cast does, and sets the scales' `scale` and `inverse`. Unless
+// a.full, scales are rounded down to powers of two. takes_amax first merges the amaxes; recomputation passes false.
 void fp8_attention_cast(fp8 *qkv8,         // (B, T, (H + 2 Hkv) * D)
                         const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                         struct fp8_attention a, bool takes_amax, struct device *dev);

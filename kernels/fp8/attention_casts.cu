@@ -23,7 +23,7 @@ static struct packed_runs runs_of(struct attention_shape s, struct fp8_scale *co
 HOST_DEVICE int run_of_column(const struct packed_runs *runs, int64_t column) {
     return column < runs->ends[0] ? 0 : column < runs->ends[1] ? 1 : 2;
 }
-// Returns the scale of a run's cast; if runs->powers_of_two, rounded down to one: its inverse is exact. NaN stays NaN.
+// Returns the scale of a run's cast, if runs->powers_of_two rounded down to one, for an exact inverse. NaN stays NaN.
 HOST_DEVICE float run_scale(const struct packed_runs *runs, int run) {
     const float scale = fp8_scale_for(runs->scales[run], runs->format);
     uint32_t bits;

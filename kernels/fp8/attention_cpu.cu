@@ -17,11 +17,11 @@
 #define P_SCALE_LOG2 8.0f
 enum { KEPT_PANELS = 64 }; // 256 KB of scores; a multiple of FLASH_PANELS
 
-// Says what a run of forward or backward makes. Results need scales that are known; without a history these are made of
-// the amaxes of runs that make nothing else: dS's, by which dQ, dK and dV are made, then theirs.
+// Says what a run of backward is for. A result needs known scales. Without a history, earlier runs only find the amaxes
+// that make them: first dS's, which dQ, dK and dV depend on, then the amaxes of these outputs.
 enum fp8_run { RUN_DS_AMAX, RUN_OUTPUT_AMAXES, RUN_RESULT };
 
-// A call. Factors are what sums of products of codes' values are multiplied by.
+// A call. Its factors multiply sums of products of codes' values.
 struct fp8_flash {
     struct flash f;
     struct fp8_attention a;
@@ -40,7 +40,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call with sizes and forward's factors, by q's, k's and v's `inverse`; outputs and packed operands are NULL.
+// Returns a call with its sizes, and forward's factors by q's, k's and v's inverses. Outputs, packed operands: NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -58,8 +58,8 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns x rounded to the values, not the codes, of fp8_encode, but no zero is negative. Adding 1.5 2^23 times the
-// unit in the last place of a value, or of the format's subnormals, rounds it to that unit, ties to even.
+// Returns x rounded as by fp8_encode, but as a value, not a code, and with no negative zero. Adding 1.5 2^23 times the
+// unit in the last place of the value, or of the format's subnormals, rounds it to that unit, ties to even.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
     const struct fp8_precision f = fp8_precision_of(format);
     const float largest = fp8_largest(format), subnormal = format == FP8_E4M3 ? 0x1.8p14f : 0x1.8p7f;
@@ -92,8 +92,8 @@ static void merge_lanes(uint32_t *amax, vec_words lanes) {
 
 // ---- codes, decoded and packed ----
 
-// Returns the values of LANES codes, as fp8_decode. A code's bits are a float's of another bias, which a power of two
-// corrects, of subnormals too.
+// Returns the values of LANES codes, as fp8_decode does. A code's exponent and mantissa, moved to where a float has
+// them, make a float that is too small by a power of two, so that one multiplication corrects it, for subnormals too.
 ALWAYS_INLINE vec vec_fp8_decode(const fp8 *codes, const enum fp8_format format) {
     const vec_words code = __builtin_convertvector(*(const vec_bytes_anywhere *)codes, vec_words);
     const vec_words magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
@@ -119,7 +119,7 @@ static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int hea
 static int64_t index_of_head(const struct fp8_flash *c, int b, int t, int h) {
     return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
 }
-// Packs a panel of KV head kv_head = b * Hkv + head into room `place`: K and V^T; for backward K, K^T and V.
+// Packs one panel at `place`: its K and V^T or, for backward, its K, K^T and V. kv_head is b * Hkv + head.
 ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp8_flash *c, int64_t kv_head, int panel,
                                  int64_t place, bool backward) {
     floatX rows[BLOCK * MAX_HEAD_DIM];
@@ -137,7 +137,7 @@ static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, in
     else
         pack_panel_as(LAYOUT_FP32, c, kv_head, panel, place, backward);
 }
-// Packs all panels of KV head i at place i, for every i. All threads of the team call; a barrier is at the end.
+// Packs all panels of KV head i at place i, for every i. All threads of the team call this; it ends with a barrier.
 static void pack_all(const struct fp8_flash *c, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)c->f.shape.B * c->f.Hkv * c->f.panels; i++)
@@ -166,8 +166,8 @@ static void raise_max(struct fp8_strip *strip, const float *scores, int panels, 
         vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
     }
 }
-// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor (factors NULL: 1). sums, unless
-// NULL, += the columns before the factor.
+// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor unless factors is NULL. Adds the
+// columns, before the factor, to sums unless NULL.
 static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
                          float score_log2) {
     for (int q = 0; q < BLOCK; q += LANES) {
@@ -189,7 +189,7 @@ static void exponentials(float *scores, float *sums, const float *max, const flo
             vec_store(sums + q, vec_load(sums + q) + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
     }
 }
-// p = `panels` <= FLASH_PANELS right operands: blocks x of P^T, each column times its factor, rounded to E4M3's values
+// Writes `panels` <= FLASH_PANELS blocks x of P^T as right operands p, each column times its factor, rounded to E4M3.
 ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, const float *x, const float *factors,
                                        int panels) {
     for (int q = 0; q < BLOCK; q += LANES) {
@@ -209,7 +209,7 @@ ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, 
         }
     }
 }
-// Writes a strip's O to c->to8 and c->to, unless NULL; c->takes_amax: merges O's amax into a.out. sums: O^T (D, 32).
+// Writes a strip's O to c->to8 and c->to, unless NULL. If c->takes_amax, merges its amax into a.out. sums: O^T (D, 32).
 static void write_strip(const struct fp8_flash *c, const float *sums, int b, int h, int strip) {
     const struct flash *f = &c->f;
     const int count = flash_rows(f, strip);
@@ -351,8 +351,8 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// Packs Q and dO of `strips` strips of a head, from strip `first` on, with D and, in units of log2, lse less log2 256.
-// Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
+// Fills *queries with `strips` strips of a head, from strip `first` on: Q and dO, packed, D, and lse in units of log2,
+// less log2 256. Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
 ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
@@ -381,12 +381,12 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_que
     }
 }
 
-// The factors of one block's gradient: of scores to S log2(e), of dO8 v8 to dP, of 256 P (dP - D) to dS's codes.
+// Factors of a block's gradient: from scores to S log2(e), from dO8 v8 to dP, from 256 P (dP - D) to dS's codes.
 struct fp8_factors {
     float score_log2, dp, ds;
 };
-// Computes P8^T and dS8^T of a block from scores, dO8 v8, lse less log2 256, and D: P8 as a left operand, dS8 as a left
-// and a right one; in fp32 these are one, ds_right. Returns the largest of `largest` and the magnitudes 256 P (dP - D).
+// Computes P8^T and dS8^T of a block from scores, dO8 v8 in dp, lse less log2 256, and D in delta.
+// flash_store_gradients says where they go. Returns, lane by lane, the largest of `largest` and all |256 P (dP - D)|.
 ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
                                           void *ds_left, void *ds_right, const float *scores, const float *dp,
                                           const float *lse_log2, const float *delta, struct fp8_factors by,
@@ -412,8 +412,9 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
     }
     return largest;
 }
-// Adds a panel's dK and dV, of strips [first, first + strips) that see it, to dk and dv (steps blocks), unless
-// RUN_DS_AMAX; `fresh`: overwrites. Leaves dS8^T in g->ds, at `slot`, and raises *ds_amax, of 256 P (dP - D).
+// Computes a panel's dK and dV from strips [first, first + strips) that see it, and adds them to dk and dv (steps
+// blocks), or where `fresh` overwrites these; not in RUN_DS_AMAX. Leaves dS8^T in g->ds, at `slot`. Raises *ds_amax to
+// the amax of 256 P (dP - D).
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                   struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
                                   int64_t place, int panel, int slot, int first, int strips, bool fresh) {
@@ -445,8 +446,8 @@ ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct f
         flash_add_key_gradients(layout, f, dk, dv, g, queries, slot, begin, strips - begin, fresh);
 }
 
-// Writes a gradient's rows (count, D), sums (steps blocks) times factor, to dqkv from `at` on, in RUN_RESULT only.
-// Merges the amax into the tensor's scale where outputs are FP8 and, as stored in dqkv, into c->amax unless NULL.
+// Computes a gradient's rows (count, D): sums (steps blocks) times factor. Where outputs are FP8, merges their amax
+// into the tensor's scale. RUN_RESULT writes them to dqkv from `at` on, and merges c->amax, unless NULL, as stored.
 static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor tensor, int64_t at, const float *sums,
                            float factor, int count) {
     const struct flash *f = &c->f;
@@ -475,8 +476,8 @@ static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor 
 static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
     return codes_of_head(c, b, t, head) - c->qkv8;
 }
-// Merges a tile's amax of dS and, unless RUN_DS_AMAX, adds to dk and dv (panels, steps blocks), overwriting from panel
-// `written` on, and passes dQ to write_gradient. place: of the packed K and V.
+// Merges dS's amax of a tile of queries. Unless RUN_DS_AMAX, adds its dK and dV to dk and dv (panels, steps blocks),
+// but overwrites panels from `written` on, and passes dQ to write_gradient. place is where K and V are packed.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
@@ -511,7 +512,7 @@ ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp
     }
 }
 
-// Writes a panel's dK and dV by write_gradient, added up over segments that reach it. sums (segments, 2, panels, steps)
+// Adds up a panel's dK and dV over the segments that reach it, for write_gradient. sums (segments, 2, panels, steps)
 static void write_panel(const struct fp8_flash *c, const float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                         int panel) {
     const struct flash *f = &c->f;
@@ -548,7 +549,7 @@ static void backward_unit(const struct fp8_flash *c, float *sums, const struct f
             backward_tile(LAYOUT_FP32, c, dk, dv, written, b, h, tile, place);
     }
 }
-// Packs K and V and makes what c->run says, by all threads. sums: scratch, (B, Hkv, segments, 2, panels, steps) blocks.
+// Does the run that c->run says, packing included, by all threads. sums: scratch (B, Hkv, segments, 2, panels, steps).
 static void backward_run(const struct fp8_flash *c, float *sums) {
     const struct flash *f = &c->f;
     struct flash_cuts cuts;

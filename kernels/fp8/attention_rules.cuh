@@ -10,7 +10,7 @@
 // (cudnn-frontend's issue 414). SIZE_MAX: the newest version.
 enum { FP8_ATTENTION_CUDNN = 92500 };
 
-// Writes to `reason` (size bytes) why no device takes the shape; empty: one may. A build for fp32 refuses any shape.
+// Writes to `reason` (size bytes) why no device takes the shape, else empty. A build for fp32 refuses any shape.
 static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct attention_shape s) {
     const char *feature = attention_feature_name(attention_asked(s, 0));
     reason[0] = 0;
@@ -23,9 +23,9 @@ static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct
     else if (s.head_dim % 16 != 0)
         snprintf(reason, size, "takes heads of multiples of 16, not %d: change --kv-channels", s.head_dim);
 }
-// Writes to `reason` (size bytes) why cuDNN of `version` (92500: 9.25.0) can't compute FP8 attention on a GPU, or no
-// device can, with the option to change; an empty text where it may. The conditions are TransformerEngine's (d0067d0,
-// fused_attn.cpp and dot_product_attention/utils.py) and what cuDNN 9.28 answered when it was asked for the graphs.
+// Writes to `reason` (size bytes) why cuDNN of `version` (92500 is 9.25.0) can't compute FP8 attention on this GPU, or
+// why no device can, with the option to change; empty where it may. The conditions are TransformerEngine's (d0067d0,
+// fused_attn.cpp and dot_product_attention/utils.py) and what cuDNN 9.28 answered when asked for the graphs.
 static inline void fp8_attention_refuses(char *reason, size_t size, size_t version, struct compute_capability gpu,
                                          struct attention_shape s, struct fp8_attention_demands demands) {
     fp8_attention_refuses_shape(reason, size, s);
@@ -57,9 +57,9 @@ static inline size_t fp8_attention_codes_bytes(struct attention_shape s) {
     const int heads = s.num_heads + 2 * s.num_query_groups;
     return fused_rounded((size_t)s.B * (size_t)s.T * (size_t)heads * (size_t)s.head_dim);
 }
-// The number of bytes of workspace to plan where the library can't be asked: one fp32 number a row of scores; in
-// backward dQ in fp32 too and, for groups, each head's own dK and dV in fp32, as cuDNN 9.28's engine on 9.0 (129 MiB
-// for 32 heads of 128 and 8192 tokens, 385 MiB where they share 8 KV heads), and where outputs are FP8 their codes.
+// The number of bytes of workspace to plan where cuDNN can't be asked: one fp32 number a row of scores. Backward adds
+// dQ in fp32, for groups also each head's dK and dV in fp32, as cuDNN 9.28's engine on 9.0 (129 MiB for 32 heads of 128
+// and 8192 tokens, 385 MiB where they share 8 KV heads), and the codes of FP8 outputs.
 static inline size_t fp8_attention_planned_bytes(struct attention_shape s, struct fp8_attention_demands demands,
                                                  bool backward) {
     const size_t elements = (size_t)s.B * (size_t)s.num_heads * (size_t)s.T * (size_t)s.head_dim;

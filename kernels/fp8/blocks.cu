@@ -42,7 +42,7 @@ DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH]
         }
     }
 }
-// Makes the compiler convert elements anew: it would keep the floats, in twice the registers. No element changes.
+// Makes the compiler convert elements again later, as kept floats take twice the registers. No element changes.
 DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
     int words[sizeof *row / sizeof(int)];
     memcpy(words, row, sizeof words);
@@ -64,12 +64,12 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     return amax;
 }
 
-// Returns the index of a warp's word of column 8 `group` + i: four columns of all groups, then the other four, so that
-// neither 16-byte accesses of groups side by side nor words of columns in this order meet a bank twice.
+// Returns the place of the word of column 8 `group` + i in a warp's line. Four columns of every group come before the
+// other four, so that neither 16-byte accesses of groups side by side nor words in this order meet a bank twice.
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
-// Stores group lane % 16's columns in the warp's line of `to` (warps, 128), at fp8_blocks_word; lanes l, l + 16 agree.
+// Stores x, the columns of group lane % 16, in the warp's line of `to` (warps, 128). Lanes l and l + 16 have equal x.
 DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;
@@ -131,7 +131,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_
     return amax;
 }
 
-// Returns eight elements' codes, the first in the lowest byte. Adds how many were flushed to *flushed, where `counted`.
+// Returns eight elements' codes, the first in the lowest byte. Where `counted`, adds to *flushed how many were flushed.
 template <enum fp8_format FORMAT>
 DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_row &from, float scale, bool counted) {
     float scaled[FP8_BLOCKS_EACH];
@@ -147,8 +147,8 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) { // `to` is ali
 #endif
     *(uint2 *)to = codes;
 }
-// Returns where rows 8 `rows` to 8 `rows` + 7 of a column of the tile lie, as an offset in its codes. Lanes of a half
-// warp write one `rows` of columns that are 8 apart, and later read along columns: neither meets a bank twice.
+// Returns the offset in the tile's codes of rows 8 `rows` to 8 `rows` + 7 of a column. Lanes of a half warp write one
+// `rows` of columns that are 8 apart, and later read along columns: neither meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_blocks_codes_offset(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
@@ -157,7 +157,7 @@ DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     store_shared_long(shared + fp8_blocks_codes_offset(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
-// Writes the tile's columns from shared memory to a form of M bytes a column, at `to`. All threads, after a barrier.
+// Writes the tile's columns from shared memory to a form of M bytes a column. All threads call, after a barrier.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < FP8_BLOCK * FP8_BLOCK / 16 / FP8_BLOCKS_THREADS; i++) {
@@ -188,7 +188,7 @@ DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flu
         atomicAdd((unsigned long long *)&counts[FP8_FLUSHED], (unsigned long long)total);
 }
 
-// Casts a tile a block. partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
+// Casts one tile per block. Writes the column sums over each row of tiles to partial (M / 128, N), unless NULL.
 template <enum fp8_format FORMAT, enum fp8_granularity SCALING>
 static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT)
     fp8_blocks_kernel(struct fp8_cast to, float *partial, const floatX *x, int64_t M, int64_t N) {
@@ -348,7 +348,7 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// Stores inverses of a tile's scales (128) at (row, depth_at) of a form (rows, depth); FP8_128X128: one, of scales[0].
+// Stores the inverses of scales (128), for FP8_128X128 only of scales[0], at (row, depth_at) of a form (rows, depth).
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

@@ -10,9 +10,9 @@
 __BEGIN_DECLS
 // The number of bytes of workspace of a cast of x (M, N) that makes dbias; no more than fp8_cast_workspace_bytes.
 size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N);
-// Casts as fp8_cast does, whose parameters these are, for FP8_1X128 and FP8_128X128; M and N are multiples of 128. The
-// padding of `inverse` becomes 0, so that a product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by
-// the flushed values of the row form, where that is made, else of the column form.
+// Casts as fp8_cast does, with its parameters, for FP8_1X128 and FP8_128X128; M and N must be multiples of 128. The
+// padding of `inverse` becomes 0, so that a product that reads it adds nothing. Of to.counts, only FP8_FLUSHED grows,
+// by the flushed values of the row form if that is made, else of the column form.
 void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 __END_DECLS
 
@@ -35,7 +35,7 @@ HOST_DEVICE float fp8_block_inverse(float scale) {
     memcpy(&inverse, &bits, sizeof inverse);
     return scale == scale ? inverse : scale;
 }
-// Stores an FP8_128X128 tile's inverse, at element (row, depth_at) of a form (rows, depth); zeroes padding behind it.
+// Stores the inverse of the FP8_128X128 tile at (row, depth_at) of a form (rows, depth), and zeroes padding behind it.
 HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, int64_t row, int64_t depth_at,
                                   int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, depth), at = depth_at / FP8_BLOCK;
@@ -45,5 +45,5 @@ HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, 
         for (int64_t pad = at + 1; pad < pitch; pad++)
             to[pad] = 0;
 }
-// Whether x is not 0, but its code, the lowest byte of `code`, is a zero's.
+// Whether x was made zero: it is not 0, but its code, the lowest byte of `code`, is a zero's.
 HOST_DEVICE bool fp8_is_flushed(float x, uint32_t code) { return (code & 0x7fu) == 0 && x != 0; }

@@ -11,11 +11,11 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
 // The number of bytes of workspace of a cast of x (M, N) that makes dbias.
 size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
-// Casts x (M, N). FP8_PER_TENSOR: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax), which fp8_amax
-// or x's op has made; sets scale->scale and scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks
-// of 128 elements along the rows of each form have scales of their own, so that codes in the two forms may differ.
-// FP8_128X128: the forms hold the same codes. Scales of blocks are fp8_scale_of of their amax, rounded down to a power
-// of two. M and N are multiples of 16; for blocks, of 128. workspace: may be NULL where to.dbias is NULL.
+// Casts x (M, N). With FP8_PER_TENSOR the scale is scale->delayed or, where that is 0, fp8_scale_of(scale->amax), taken
+// by fp8_amax or by x's op; scale->scale and scale->inverse are set, and the forms' `inverse` points to the latter.
+// With FP8_1X128 blocks of 128 elements along the rows of each form have scales of their own, so that codes in the two
+// forms may differ. With FP8_128X128 the forms hold the same codes. Scales of blocks are fp8_scale_of their amax,
+// rounded down to a power of two. M and N are multiples of 16; for blocks, of 128. workspace may be NULL without dbias.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 // Merges the amax of x (M, N) into scale->amax, then casts x to codes (M, N) in row form as fp8_cast does, by scale.
 static inline void fp8_cast_with_amax(fp8 *codes, struct fp8_scale *scale, enum fp8_format format, const floatX *x,

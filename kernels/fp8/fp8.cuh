@@ -46,8 +46,8 @@ struct fp8_scale {
     uint32_t unused[3];   // 32 bytes: members at 16-byte boundaries stay there in an array
 };
 
-// Returns fp8_largest / amax (fp8_magnitude's bits), at most 2^126: scale and inverse are normal numbers. Returns 1 for
-// 0, and NaN for infinity or NaN: products become NaN and the update is skipped, which saturation would hide.
+// Returns fp8_largest / amax (fp8_magnitude's bits), at most 2^126, so that scale and inverse are normal numbers. For 0
+// returns 1, and for infinity or NaN NaN: products become NaN and the update is skipped. Saturation would hide it.
 HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
     float largest, scale;
     memcpy(&largest, &amax, sizeof largest);
@@ -78,7 +78,7 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// The number of floats of a row of `inverse`, of 128 of the depth (FP8_1X128) or of 128 rows (FP8_128X128); else 1.
+// The number of floats of a row of `inverse`, for 128 of the depth (FP8_1X128) or for 128 rows (FP8_128X128); else 1.
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
     case FP8_PER_TENSOR: return 1;

@@ -44,8 +44,8 @@ static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct 
     if (amax >= 0x7f800000u)
         check->finite = 0; // the one value that any thread writes
 }
-// Enters step_amax in the scale's history, where check->finite, and ends the scale's step; a block takes a scale. The
-// history moves by one, in chunks from its end on: a chunk is read before it and the next chunk's last are overwritten.
+// Ends the step of one scale per block: where check->finite, step_amax enters the scale's history. The history moves by
+// one entry, in chunks from its end on, and a chunk is read before any of it is overwritten.
 static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
     fp8_scales_update_kernel(struct fp8_scale *scales, float *history, const struct gradient_check *check,
                              struct fp8_delay delay, struct fp8_scales_order order) {

@@ -5,16 +5,16 @@
 #include <math.h>              // ldexpf
 #include <sys/cdefs.h>         // __BEGIN_DECLS
 
-// The history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin, by
-// the largest of the last `length` steps' amaxes or, if most_recent, by the last step's.
+// Says how the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax /
+// 2^margin, where amax is the largest of the last `length` steps or, if most_recent, the last step's.
 struct fp8_delay {
     int length; // steps; 0: scales are not delayed
     int margin;
     bool most_recent;
 };
 
-// The order of n scales: scale i < linears is of a linear layer's input, weight or gradient where i % 3 is 0, 1 or 2
-// (enum fp8_operand in model/fp8.cuh). Behind these come attention's: of gradients from `attention_gradients` on.
+// The order of n scales. Scale i < linears is of a linear layer's input, weight or gradient where i % 3 is 0, 1 or 2
+// (enum fp8_operand in model/fp8.cuh). The scales of attention follow, of gradients from number attention_gradients on.
 struct fp8_scales_order {
     int linears, attention_gradients;
     enum fp8_format gradients; // of gradients; others are FP8_E4M3
@@ -34,9 +34,9 @@ void fp8_scales_report(double *report,                 // (num_counts + n)
                        const struct fp8_scale *scales, // (n); not read where n is 0
                        int num_counts, int n, struct device *dev);
 
-// Ends a step of delayed scales by the ranks' amaxes, scale i's in column first + i of `reports`. One that is infinite
-// or NaN sets check->finite to 0. Where check->finite is 0, histories and `delayed` stay; else each scale's largest
-// amax enters its history, and `delayed` follows where the history's amax is > 0. Always zeroes amax and step_amax.
+// Ends a step of delayed scales, by the ranks' amaxes: scale i's are in column first + i of `reports`. If one of them
+// is infinite or NaN, check->finite becomes 0. Where it is 0, histories and `delayed` stay. Otherwise each scale's
+// largest amax enters its history, and sets `delayed` if the history's amax is > 0. Always zeroes amax and step_amax.
 void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        float *history,               // (n, delay.length > 0) newest first; 0: no step
                        struct gradient_check *check, // (1)
@@ -45,8 +45,8 @@ void fp8_scales_update(struct fp8_scale *scales,     // (n)
                        struct device *dev);
 __END_DECLS
 
-// Returns fp8_largest / 2^margin / amax, limited to 2^-126 .. 2^126: at the lower end too, unlike fp8_scale_of's, since
-// a margin may make it small. amax: the history's, finite and > 0. Dividing by 2^margin first is exact.
+// Returns fp8_largest / 2^margin / amax, limited to 2^-126 to 2^126. fp8_scale_of has no lower limit; a large margin
+// asks for one. amax is the history's, finite and > 0. Dividing by 2^margin first is exact.
 HOST_DEVICE float fp8_delayed_scale(float amax, enum fp8_format format, int margin) {
     const float scale = ldexpf(fp8_largest(format), -margin) / amax;
     return scale < 0x1p-126f ? 0x1p-126f : scale < 0x1p126f ? scale : 0x1p126f;
@@ -60,7 +60,7 @@ HOST_DEVICE float fp8_float_from_bits(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-// Returns the largest magnitude of column i of `amaxes` (ranks, width), as bits, NaN on top, the same on all targets.
+// Returns the bits of the largest magnitude in column i of `amaxes` (ranks, width), NaN on top, on all targets alike.
 HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int width, int i) {
     uint32_t largest = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -79,7 +79,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_from_bits(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// Ends a step of scale i: sets `delayed`, if `finite` and the history's amax (with the step's) is > 0; clears amaxes.
+// Ends a step of scale i: sets `delayed` if `finite` and history_amax, with the step's, is > 0. Clears the amaxes.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              struct fp8_scales_order order) {
     if (finite && history_amax > 0)

@@ -71,7 +71,7 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
 struct fp8_place {
     int64_t row, column;
 };
-// Returns where in the matrix, or past its end, this thread's 4 rows of 8 columns begin, of the tile at this element.
+// Returns where this thread's 4 rows of 8 columns of a tile begin in the matrix, or past its end.
 DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
     const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
     const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};
@@ -100,8 +100,8 @@ struct fp8_thread_tile {
     float sums[FP8_THREAD_COLUMNS];
 };
 
-// Counts among eight elements the saturated ones, in the upper half of the result, and the flushed ones, in the lower
-// half. Few are saturated, and the maximum says of all eight at once that none is.
+// Returns how many of eight elements are saturated, in the upper half of the result, and how many are flushed, in the
+// lower half. Few are saturated, so that the maximum is asked first whether any is.
 DEVICE_FUNCTION uint32_t fp8_count_eight(const struct fp8_eight &x, float scale, enum fp8_format format) {
     const float above = fp8_saturates_above(format), zero = fp8_flushes_to(format);
     float largest = 0;
@@ -168,7 +168,7 @@ DEVICE_FUNCTION void fp8_store_transposed(uint32_t shared, const uint32_t codes[
                               columns[i]);
     }
 }
-// Writes the tile in `shared` to codes, M bytes a column, cut to rows (16 divides it) x columns. All, after a barrier.
+// Writes rows x columns of the tile in `shared` to codes, M bytes a column; 16 divides rows. All call, after a barrier.
 DEVICE_FUNCTION void fp8_write_columns(fp8 *codes, int64_t M, uint32_t shared, int64_t rows, int64_t columns) {
 #pragma unroll
     for (int i = 0; i < FP8_TILE * 4 / FP8_TILE_THREADS; i++) {
@@ -205,7 +205,7 @@ DEVICE_FUNCTION float fp8_warps_sum(uint32_t shared, int column) {
     return sum;
 }
 
-// Stores a warp's count, the sum of fp8_count_eight's, and largest amax in its line of `shared` (warps, 2). All lanes.
+// Stores a warp's sum of fp8_count_eight's counts, and its amax, in its line of `shared` (warps, 2). All lanes call.
 DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t amax) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // at most 32 x 64 of each kind
@@ -215,7 +215,7 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
-// Adds fp8_store_words' counts to to.counts (NULL: these are 0); takes_amax: merges its amax into to.scale. One thread.
+// Adds fp8_store_words' counts to to.counts (NULL: they are 0). If takes_amax, merges the amax. One thread calls.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
     for (uint32_t warp = 0; warp < FP8_TILE_WARPS; warp++) {
@@ -230,7 +230,7 @@ DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax,
         atomicMax(&to.scale->amax, amax);
 }
 
-// Casts a tile of each output (M, N); the first block sets to.scale. partial (rows of tiles, OUTPUTS N): for dbias.
+// Casts a tile of each output (M, N) per block; the first sets to.scale. partial (rows of tiles, OUTPUTS N): for dbias.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     fp8_tile_kernel(const struct fp8_cast to, enum fp8_format format, const source from, int64_t M, int64_t N,
@@ -296,7 +296,7 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     if ((to.counts || takes_amax) && threadIdx.x == 0)
         fp8_merge_words(to, takes_amax, shared_words);
 }
-// Casts a source's outputs, M rows, N columns an output, multiples of 16; sets to.scale's scale and inverse; merges
+// Casts a source's outputs, M rows and N columns each, multiples of 16. Sets to.scale's scale and inverse. Merges the
 // amax if TAKES_AMAX and `delayed` is not 0. workspace: fp8_cast_workspace_bytes(M, OUTPUTS N), or NULL without dbias.
 template <class source>
 static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, int64_t N, void *workspace,
@@ -312,9 +312,9 @@ enum { FP8_AMAX_THREADS = 256, FP8_AMAX_BLOCKS = 1024 }; // of kernels that take
 
 #else
 
-// A source of a tile's elements: writes `rows` x `columns` elements, from (row, column) on, of each of its outputs to
-// that output's tile; tiles: (outputs, FP8_TILE, FP8_TILE), of which the rest is 0. Outputs stand beside each other in
-// one matrix. Not inlined: where floatX is float, a product would be added to a sum without its rounding.
+// A source of elements: fills tiles (outputs, FP8_TILE, FP8_TILE) with `rows` x `columns` elements of each of its
+// outputs, from (row, column) on. The rest of the tiles is 0 already. Outputs stand beside each other in one matrix. It
+// is not inlined, because where floatX is float a product would be added to a sum without its rounding.
 typedef void fp8_fill_tiles(floatX *tiles, const void *from, int64_t row, int64_t column, int rows, int columns);
 enum { FP8_TILE_ELEMENTS = FP8_TILE * FP8_TILE, FP8_MAX_OUTPUTS = 2 };
 
@@ -436,7 +436,7 @@ static void fp8_write_columns(fp8 *to, int64_t M, const word *words, int rows, i
 
 // The number of rows or columns of the tile that begins at `from`, of n in all.
 static inline int fp8_tile_size(int64_t n, int64_t from) { return n - from < FP8_TILE ? (int)(n - from) : FP8_TILE; }
-// Fills the outputs' tiles at (row, column), M rows and N columns an output; 0 past these.
+// Fills the outputs' tiles at (row, column) by `fill`. An output has M rows and N columns; past them tiles are 0.
 static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int outputs, int64_t row, int64_t column,
                      int64_t M, int64_t N) {
     const int rows = fp8_tile_size(M, row), columns = fp8_tile_size(N, column);
@@ -470,8 +470,8 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
-// Casts all outputs of a source, M rows, N columns an output, multiples of 16, by one scale; sets to.scale's scale and
-// inverse; takes_amax: then merges their amax. workspace: fp8_cast_workspace_bytes of the matrix; NULL without dbias.
+// Casts a source's outputs, of M rows and N columns each, multiples of 16, by one scale, and sets to.scale's scale and
+// inverse. takes_amax then merges the amax. workspace: fp8_cast_workspace_bytes of the matrix, or NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);

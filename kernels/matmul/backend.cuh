@@ -17,7 +17,7 @@ struct matmul_backend {
     // Returns whether this machine has the backend. Writes a description and makes a state for close (NULL: none).
     bool (*open)(struct matmul_library *library, const struct device *dev);
     void (*close)(struct matmul_library *library);
-    // gemm_workspace_bytes and gemm_run (kernels/matmul/gemm.cuh), with OpenMP's number of threads the device's.
+    // gemm_workspace_bytes and gemm_run (kernels/matmul/gemm.cuh), called with the device's number of OpenMP threads.
     size_t (*workspace_bytes)(const struct gemm *gemm, const struct device *dev);
     void (*run)(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev);
     sgemm_function *sgemm; // by which gemm_fp32 multiplies; NULL: the backend does not call gemm_fp32

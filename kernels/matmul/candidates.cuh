@@ -55,7 +55,7 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, only if it is wholly in the noise's memory.
+// Enqueues noise for an operand (rows, cols), its gaps and blocks' scales, if it lies wholly in the noise's memory.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
@@ -81,7 +81,7 @@ struct matmul_candidates {
     int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether an algorithm and its workspace_bytes keep to the plan's matmul_reductions and matmul_library_bytes.
+// Whether an algorithm keeps to the reductions that the plan allows, and workspace_bytes to the plan's workspace.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -90,8 +90,8 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
-// Appends up to MATMUL_CANDIDATES algorithms, as the heuristics rank them, where matmul_is_allowed, with us INFINITY.
-// fused: with the epilogue; needs matmul_may_fuse. The first call passes false, so that candidate 0 has none.
+// Appends up to MATMUL_CANDIDATES allowed algorithms, in the heuristics' order, with us INFINITY. fused: with the
+// epilogue, which needs matmul_may_fuse. The first call must pass false, so that candidate 0 has no epilogue.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool fused, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];
@@ -114,9 +114,9 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_num_runs(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
-// Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative; false without
-// either. BGRADB's sums need the second half of the workspace. DGELU demands of its other input what packed accesses
-// do; fp32 results would have its exponential's error. The sums that follow DGELU are timed in the workspace.
+// Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative; false if neither
+// comes. BGRADB's sums need room in the second half of the workspace. DGELU's other input must suit packed accesses,
+// and the sums after it are timed in the workspace. In fp32, results would have the error of DGELU's exponential.
 static bool matmul_may_fuse(const struct matmul_product *product) {
     const struct gemm *gemm = &product->gemm;
     if (product->dbias)
@@ -124,8 +124,8 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Enqueues a product by a candidate, with its dbias or, where matmul_may_fuse, GELU's derivative, fused or by our
-// kernel, and then, if gelu_sums, sums of columns, which overwrite the workspace. Returns the library's status.
+// Enqueues a product by a candidate, and what comes with it, fused or by our kernels: dbias or, where matmul_may_fuse,
+// GELU's derivative, then, if gelu_sums, sums of columns, which overwrite the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -145,8 +145,8 @@ static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, c
 struct matmul_clock {
     cudaEvent_t begin, end;
 };
-// Returns the microseconds of a run, the mean of `runs` after one that isn't counted, so that the host is ahead of the
-// GPU when the clock starts. Waits for the runs. INFINITY: the library refuses to run the candidate.
+// Returns the mean time of `runs` runs, in microseconds, and waits for them. INFINITY: the library refuses the
+// candidate. A run before them isn't counted, so that the host is ahead of the GPU when the clock starts.
 static double matmul_time_runs(struct matmul_candidate *candidate, const struct matmul_product *product, int runs,
                                const struct matmul_clock *clock, struct device *dev) {
     float milliseconds = 0;
@@ -161,7 +161,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Times all candidates, in turns: `us`, INFINITY before, becomes the least of rounds; a refused one's stays. Waits.
+// Times all candidates, in turns, and waits. `us`, INFINITY before, becomes the least of rounds; a refused one's stays.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;
@@ -225,7 +225,7 @@ static bool matmul_sample_candidate(char *to, struct matmul_sample sample, struc
         device_download(to + sample.out_bytes, once.dbias, sample.bytes - sample.out_bytes, dev);
     return true;
 }
-// Whether a fused candidate's dbias, or else output with GELU's derivative, (a) is our kernels' (b) but for rounding.
+// Whether dbias, or without one the output with GELU's derivative, agrees in a (fused) and b (ours) but for rounding.
 static bool matmul_samples_agree(const char *a, const char *b, struct matmul_sample sample,
                                  const struct matmul_product *product) {
     double difference = 0, magnitude = 0;
@@ -252,8 +252,8 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
 }
 // Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0 or not finite, as a new adapter's may be.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// Returns MATMUL_FAILS if a run is refused, two runs' samples differ in a bit or a fused candidate differs from unfused
-// `plain`; else MATMUL_HOLDS if matmul_sample_tells, or MATMUL_TELLS_NOTHING. Overwrites the output, dbias, workspace.
+// Judges a candidate by two runs. It fails if a run is refused, if the samples differ in a bit, or if it is fused and
+// differs from unfused `plain`. Else it holds, if matmul_sample_tells. Overwrites the output, dbias and workspace.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

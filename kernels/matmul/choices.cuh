@@ -10,7 +10,7 @@ enum {
     MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
 };
 
-// A product's plan depends on this, as int64 for comparison by bytes; alignments in bytes; gelu: enum matmul_gelu.
+// What a product's plan depends on, as int64 for comparison by bytes. Alignments are in bytes; gelu: enum matmul_gelu.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
@@ -42,7 +42,7 @@ struct matmul_key {
 };
 enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
 
-// Says what a product is computed by. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
+// The algorithm chosen for a product. fused: its epilogue sums the bias gradient, or applies GELU's derivative.
 struct matmul_choice {
     struct matmul_key key;
     cublasLtMatmulAlgo_t algorithm;
@@ -86,10 +86,10 @@ struct matmul_noise {
 };
 
 __BEGIN_DECLS
-// Returns the key of a product, without `add`: of pointers, dbias too, it has the alignment and whether they are NULL.
+// Returns a product's key, whatever `add` is. Of pointers, dbias too, it has the alignment and whether they are NULL.
 struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 
-// Returns the choice that is kept for a key, which stays with the library; NULL: none.
+// Returns the choice that is kept for a key, which belongs to the library, or NULL where there is none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
 // Empties the list. Until matmul_list_end gemm_run only lists products of new keys. list_overflowed: one had no room.
@@ -97,21 +97,21 @@ void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice and drops all plans, if a listed product of its key has none yet and can use it; else returns false.
+// Keeps a choice, and drops all plans, if a listed product of its key has none and can use it; else returns false.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Times the algorithms of a product that has no choice and keeps one, dropping plans: where none proves right, with the
-// same bits twice and not all 0, the heuristics' first, with times of 0. Waits; overwrites output, dbias, workspace,
-// operands in the noise's memory. Returns false: there is no algorithm. Ends the program if such a first is wrong.
+// Chooses by timing, and keeps, the algorithm of a product without a choice; drops all plans. If none proves right,
+// with the same bits twice and not all 0, it is the heuristics' first, with times of 0; if that is wrong, the program
+// ends. Returns false without an algorithm. Waits. Overwrites output, dbias, workspace, operands in the noise's memory.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Checks, by a few elements' sums in double, the algorithm that computes a product from here on, and waits; ends the
-// program where it is wrong. Leaves out fused products with GELU's derivative. Overwrites as matmul_tune.
+// Checks the algorithm of a product's plan against sums of a few elements in double, and waits. Ends the program where
+// it is wrong. Leaves out fused products with GELU's derivative. Overwrites what matmul_tune does.
 void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
-// Creates noise, for matmul_noise_close, and enqueues filling all of `memory` (bytes, the device's) for operands.
+// Creates noise, which matmul_noise_close frees, and enqueues filling `memory`, `bytes` of device memory, with it.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
 // Waits for the device, then frees the noise, but not the memory that it filled.

@@ -13,8 +13,7 @@
 //   gradient: our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows.
 //   They have the type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
 // - GELU's derivative, in its tanh form, by DGELU of the product that makes the activation's gradient, which then is
-//   not stored and read in between, nor rounded. Its sums of columns are left to a pass: DGELU_BGRAD would round the
-//   bias gradient to D's type, bf16.
+//   not stored and read in between, nor rounded. Its sums of columns are left to a pass: DGELU_BGRAD rounds to bf16.
 //
 // FP8 operands both lie by rows, their scales in the device's memory: compute capability 8.9, 9.0 and 12.x take no
 // others. Scales of blocks are for 9.0, from 12.9 on: the sum of a block of 128 becomes fp32 before it is scaled, as
@@ -167,7 +166,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// Sets FP8's attributes but scale pointers. Block scales turn `fast` off and set modes; before 12.9 the program ends.
+// Sets FP8's attributes, except scale pointers. Scales of blocks turn `fast` off; before 12.9 they end the program.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->granularity != FP8_PER_TENSOR || gemm->b.fp8->granularity != FP8_PER_TENSOR;
     const int8_t fast = gemm->fast && !blocks;
@@ -176,7 +175,7 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
         matmul_set_blocks(plan, gemm);
 }
 
-// Fills *plan but for the algorithm. fused: the epilogue does dbias or GELU's derivative. fp32 is not taken as TF32.
+// Fills *plan, except the algorithm. fused: the epilogue does dbias or GELU's derivative. fp32 is not taken as TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;
@@ -214,8 +213,8 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return matmul_fuses_dbias(plan) ? GPU_MATMUL_BYTES / 2 : GPU_MATMUL_BYTES;
 }
-// Returns a mask of the split-K schemes that add fp32 partial sums in a step of their own, in a fixed order: the others
-// round partial sums to the output's type. With BGRADB none: cuBLASLt does not say in which order it adds the bias's.
+// Returns a mask of the allowed split-K schemes: adding fp32 partial sums in a step of their own, in a fixed order.
+// Others round partial sums to the output's type. With BGRADB none, as the order of the bias's sums is unknown.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return matmul_fuses_dbias(plan) ? CUBLASLT_REDUCTION_SCHEME_NONE
                                     : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -283,7 +282,7 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Returns `text` (n bytes), after writing which product was refused and what to change. The widths of a layer are
+// Writes which product was refused, and what to change, to `text` (n bytes), and returns it. A layer's widths are
 // multiples of 8 in any usual model, for FP8 of 16; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
@@ -301,7 +300,7 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
              gemm->a.fp8 ? ", or leave out --fp8-format" : "");
     return text;
 }
-// Returns NULL where there is an algorithm for the product without dbias; else `text` (n bytes): why not. For tests.
+// Returns why there is no algorithm for the product without dbias, in `text` (n bytes); NULL if there is. For tests.
 static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
                                          struct matmul_library *library) {
     struct matmul_plan plan;
@@ -309,8 +308,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// Returns the plan of this product with its dbias (NULL: none), from the table or made now; a full table loses its
-// oldest, which, made again, is the same. Ends the program where the library refuses the product.
+// Returns the plan of this product with its dbias (NULL: none), made now unless the table has it. A full table loses
+// its oldest plan, which would be made again unchanged. Ends the program where the library refuses the product.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
                                            struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm, dbias);
@@ -376,8 +375,8 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return GPU_MATMUL_BYTES; }
 
-// Enqueues a product by its plan, with GELU's derivative if fused, and gemm_run's dbias (gemm->rows; NULL: none).
-// workspace: gemm_workspace_bytes or, with dbias, dbias_workspace_bytes if more. Returns the library's status.
+// Enqueues a product by its plan, with GELU's derivative only if fused, and with gemm_run's dbias (gemm->rows) unless
+// NULL. workspace: gemm_workspace_bytes or, with dbias, dbias_workspace_bytes if more. Returns the library's status.
 static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
                                      struct device *dev) {
     const float one = 1, beta = gemm->add ? 1 : 0;

@@ -21,7 +21,7 @@ static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_
     return gemm;
 }
 
-// Returns the bytes of a block's sums and decoded operands, and the most workspace of its product, whole or left over.
+// Returns the bytes of a block's sums and decoded operands, and the most workspace of a block's product, whole or not.
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
     if (device_is_gpu(dev))
         return GPU_MATMUL_BYTES;
@@ -38,7 +38,7 @@ size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device
     return (size_t)(m * n) * sizeof(float) + (size_t)((m + n) * k) * sizeof(floatX) + most;
 }
 
-// Returns the inverse of a row's elements from k, a multiple of FP8_BLOCK, on; FP8_PER_TENSOR: 1, as sums are scaled.
+// Returns the inverse of a row's block at k, a multiple of FP8_BLOCK. FP8_PER_TENSOR: 1, since sums are scaled.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
     const int64_t pitch = fp8_inverse_pitch(x->granularity, rows, depth);
     switch (x->granularity) {
@@ -49,7 +49,7 @@ static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t dep
     return 1;
 }
 
-// out (count, steps) = x (rows, depth), from `row` and from k on, a multiple of FP8_BLOCK, times fp8_inverse_at
+// out (count, steps) = x (rows, depth) from (row, k) on, decoded, times fp8_inverse_at; k is a multiple of FP8_BLOCK.
 static void fp8_decode_block(floatX *out, const struct fp8_matrix *x, int64_t rows, int64_t depth, int64_t row,
                              int64_t count, int64_t k, int64_t steps, const struct device *dev) {
     float values[256];
@@ -82,7 +82,7 @@ static float fp8_product_scale(const struct fp8_product *x) {
     return x->a.granularity == FP8_PER_TENSOR ? *x->a.inverse * *x->b.inverse : 1;
 }
 
-// Writes sums (rows, cols), scaled, from element (row, col) on: with bias to x->out, or to x->sum, adding where x->add.
+// Writes sums (rows, cols), scaled, from element (row, col) on: to x->out, with bias, or to x->sum, adding if x->add.
 static void fp8_finish_block(const struct fp8_product *x, const float *sums, int64_t row, int64_t rows, int64_t col,
                              int64_t cols, const struct device *dev) {
     const float scale = fp8_product_scale(x);
@@ -102,7 +102,8 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
     }
 }
 
-// Writes x's product to x->sum, or adds it; sum NULL: to x->out, with bias. workspace: matmul_fp8_workspace_bytes.
+// Computes a product: to x->sum, or added to it where x->add, or if x->sum is NULL to x->out, with the bias. workspace:
+// matmul_fp8_workspace_bytes.
 static void fp8_multiply(const struct fp8_product *x, void *workspace, struct device *dev) {
     const int64_t m = fp8_block_lines(x->M), n = fp8_block_lines(x->N), k = fp8_block_depth(x->K);
     float *sums = (float *)workspace;

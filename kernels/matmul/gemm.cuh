@@ -20,8 +20,8 @@ struct gemm {
     float *sum;            // (rows, cols) = A B, where out is NULL
     bool add;              // the output, which has no bias then, += A B, as matmul/matmul.cuh has it
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
-    // NULL, or (rows, cols), lying as the output, which is then multiplied by GELU's derivative there, in place: by the
-    // product where gemm_applies_gelu says so, else by the caller. gelu_sums: the caller wants column sums then.
+    // NULL, or GELU's input (rows, cols), with rows ld_out apart: GELU's derivative multiplies the output in place, by
+    // gemm_run where gemm_applies_gelu says so, else by the caller. gelu_sums: the caller then wants column sums.
     const floatX *gelu;
     bool gelu_sums;
 };
@@ -38,10 +38,11 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
-// Computes the gemm (on a GPU enqueues it) or, in a dry run, only lists it. dbias (rows) = the sums of A's rows, or +=
-// where gemm->add, for an A that is a transposed dout without gaps; NULL: none. Ends the program without an algorithm.
+// Computes the gemm (on a GPU enqueues it) or, in a dry run, only lists it. Unless NULL, dbias (rows) = the sums of A's
+// rows, or += where gemm->add; A must be a transposed dout without gaps. Ends the program without an algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
-// Whether gemm_run multiplies this gemm's output by GELU's derivative; else (on a CPU, in a dry run) the caller does.
+// Whether gemm_run multiplies this gemm's output by GELU's derivative. If it doesn't, as always on a CPU and in a dry
+// run, the caller must.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
 __END_DECLS
 

@@ -22,8 +22,8 @@ void matmul_backward_input(floatX *din,          // (M, K)
                            const floatX *dout,   // (M, N)
                            const floatX *weight, // (N, K)
                            int64_t M, int N, int K, void *workspace, struct device *dev);
-// din = dout weight, for a layer whose input is gelu(pre). Returns whether din was multiplied by gelu'(pre), too: on a
-// GPU where tuning found that faster; else the caller does. sums: only tells tuning that the caller sums din's columns.
+// din = dout weight, for a layer whose input is gelu(pre). Returns whether din was also multiplied by gelu'(pre), as on
+// a GPU where tuning found that faster; else the caller does. sums only tells tuning that din's columns will be summed.
 bool matmul_backward_input_gelu(floatX *din,          // (M, K)
                                 const floatX *dout,   // (M, N)
                                 const floatX *weight, // (N, K)
@@ -66,8 +66,8 @@ void matmul_backward_weight_strided(float *dweight,                      // (N, 
 
 // Returns the bytes of scratch, aligned to 64 (GPU: 256), of matmul_fp8 and matmul_fp8_sum for a (M, K) and b (N, K).
 size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
-// Returns NULL where the device and its library multiply FP8 matrices of this granularity, as a CPU does; else `text`
-// (n bytes): why not, and the option to change. A GPU neither open nor planned for is refused only in a build of fp32.
+// Returns why the device or its library can't multiply FP8 matrices of this granularity, in `text` (n bytes), with the
+// option to change; NULL where they can. A GPU neither open nor planned for is refused only in a build of fp32.
 const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_granularity granularity, const struct device *dev);
 // out = a b^T + bias. workspace: matmul_fp8_workspace_bytes.
 void matmul_fp8(floatX *out,         // (M, N)

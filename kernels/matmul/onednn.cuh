@@ -1,8 +1,8 @@
 // bf16 matrix products by oneDNN's matmul primitive, on CPUs whose bf16 instructions it uses. A primitive is for one
 // shape, layout and number of threads. It is made when the memory plan asks for its scratch memory, in 0.1 to 2 ms, and
 // kept. Executing it allocates less than 500 bytes, freed before it returns. The same operands give the same bits
-// wherever they lie. For another number of threads they may not: where C is small and the depth great (64 x 64 by 4096
-// deep, in dweight) the threads share the depth. Three of GPT-2's shapes gave the same bits for 1 to 8 threads.
+// wherever they lie, but maybe not with another number of threads: where C is small and the depth great (64 x 64 by
+// 4096 deep, in dweight) the threads share the depth.
 // oneDNN's kernels (brgemm) pack operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
 // GPT-2's layers run at 150 to 205. No kernel writes a transposed C: C^T = B^T A^T is no way around a slow layout.
 #pragma once
@@ -157,7 +157,8 @@ static void onednn_make_arguments(struct onednn_product *product, const struct o
     }
 }
 
-// Fills *product, for onednn_product_free. primitive NULL: none is fast; else text (n; or NULL): the instruction set.
+// Fills *product, which onednn_product_free frees. Its primitive is NULL if oneDNN has no fast one; else text (n),
+// unless NULL, gets the instruction set's name.
 static void onednn_product_make(struct onednn_product *product, const struct gemm *g, dnnl_engine_t engine,
                                 const struct device *dev, char *text, size_t n) {
     struct onednn_layouts layouts;
@@ -190,7 +191,7 @@ static void onednn_product_free(struct onednn_product *product) {
         dnnl_memory_destroy(product->arguments[i].memory);
 }
 
-// Returns the product, kept or made now, in a full table in the oldest's place; primitive NULL: there is no fast one.
+// Returns the product, made now unless kept; a full table loses its oldest. Its primitive is NULL if none is fast.
 static struct onednn_product *onednn_product_for(const struct gemm *g, const struct device *dev) {
     struct onednn *const onednn = (struct onednn *)dev->matmul->state;
     const struct onednn_key key = onednn_key_of(g, dev);
@@ -249,8 +250,8 @@ static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
-// Computes a gemm by its primitive or else by gemm_fp32. dbias (g->rows) = the column sums of a as stored, without
-// gaps, or += where g->add; NULL: none. workspace: the larger of onednn_workspace_bytes and dbias_workspace_bytes.
+// Computes a gemm by its primitive, else by gemm_fp32. dbias (g->rows), unless NULL, = the column sums of a, stored
+// without gaps, or += where g->add. workspace: onednn_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;
     struct onednn_product *product = onednn_product_for(g, dev);

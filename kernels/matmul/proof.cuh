@@ -20,7 +20,7 @@ struct proof_operand {
 struct proof_values {
     double got, right, magnitude; // magnitude: the sum of the products' absolute values
 };
-// Returns A's element (i, k), i a row of the output, or if depth_is_rows B's (k, i), i a column; times FP8's inverse.
+// Returns A's element (i, k) or, if depth_is_rows, B's (k, i), times FP8's inverse. i is a row or column of the output.
 static __device__ inline double proof_element(struct proof_operand o, int64_t i, int64_t k, bool depth_is_rows) {
     const bool depth_first = o.x.transposed != depth_is_rows; // elements of one k lie together
     const int64_t at = depth_first ? k * o.x.ld + i : i * o.x.ld + k;
@@ -35,7 +35,7 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     }
     return (double)fp8_decode(o.fp8.codes[at], o.fp8.format) * (double)o.fp8.inverse[scale];
 }
-// Returns the output's row of checked element `number`, from 0 to the last, evenly; proof_column permutes columns.
+// Returns the row of checked element `number`: evenly from the first to the last. proof_column permutes columns.
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }
@@ -74,8 +74,8 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
 static bool matmul_can_be_proven(const struct matmul_candidate *candidate, const struct matmul_product *product) {
     return !candidate->plan.fused || product->dbias;
 }
-// Whether a candidate that can be proven multiplies the operands right, by a few elements in double; true if the library
-// refuses to run it, too. GELU's derivative is left out. Overwrites the product's output, dbias and workspace; waits.
+// Whether a candidate that can be proven multiplies right: a few elements agree with sums in double. Also true if the
+// library refuses to run it. GELU's derivative is left out. Overwrites the output, dbias and workspace; waits.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

@@ -7,9 +7,9 @@
 #include <omp.h>                   // omp_get_thread_num
 
 // A thread reads two runs of neighboring weight rows, half its share each, at a time. On two Zen 4 cores that streams
-// 51 GB/s, one run 44, four neighboring rows at a time 21; software prefetches only cost (a triad: 35).
+// 51 GB/s; one run streams 44, four neighboring rows at a time 21, a triad 35. Software prefetches only cost.
 enum { FEW_RUNS = 2 };
-// Rows of the input that meet a weight in registers; columns of a run that meet all rows before the next ones do.
+// FEW_ROWS rows of the input meet a weight in registers. FEW_COLUMNS columns of a run meet all rows before the next do.
 enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
 enum { FEW_ROWS_MAX = 16 }; // up to which the products take no longer than the weight's way from memory
 
@@ -42,7 +42,8 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Computes rows [row, row + rows) of g's output, `columns` <= FEW_COLUMNS columns from j; 2 runs: also from j + apart.
+// Computes rows [row, row + rows) of g's output, in `columns` <= FEW_COLUMNS columns from j on and, with 2 runs, in as
+// many from j + apart on.
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;

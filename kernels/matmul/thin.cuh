@@ -27,7 +27,7 @@ enum {
 #define THIN_ALIGN __attribute__((aligned(64)))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)
 
-// Whether the depth or the columns are at most THIN_MAX; of a weight gradient (A transposed) the rows or the columns.
+// Whether the depth or the columns, for a weight gradient (A transposed) the rows or the columns, are at most THIN_MAX.
 static inline bool gemm_is_thin(const struct gemm *g) {
     return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MAX;
 }
@@ -42,7 +42,7 @@ ALWAYS_INLINE xvec thin_load(const word *p) {
 #ifdef PRECISION_BF16
 // Returns the word *p in every lane; thin_load reads a word for each lane.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
-// Writes the words of `count` columns of two rows; `next` NULL: the second elements are 0.
+// Joins `count` columns of two rows to words. If `next` is NULL, the second elements are 0.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     if (next) {
 #pragma omp simd
@@ -56,7 +56,7 @@ static inline void thin_join(word *out, const floatX *row, const floatX *next, i
 }
 // Returns the column whose word thin_join_tile puts at place p, of THIN_COLUMNS.
 static inline int thin_column(int p) { return p % LANES * 2 + p / LANES; } // which asks for no permutation
-// Writes the words of THIN_COLUMNS columns of two rows, thin_column(p) at place p.
+// Joins THIN_COLUMNS columns of two rows to words, with column thin_column(p) at place p.
 ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *next) {
     const xvec x = xvec_load(row), y = xvec_load(next),
                joined[] = {(x & 0xffffu) | y << 16, x >> 16 | (y & 0xffff0000u)};
@@ -122,7 +122,7 @@ struct thin_rows {
     THIN_ALIGN float sums[THIN_ROWS][THIN_MAX]; // where the depth does not end: (rows, columns)
 };
 
-// Writes sums to out, or adds where the gemm does: rows [i0, i0 + rows) of x before x->count, `left` columns from j on.
+// Writes sums to out, or adds them if the gemm adds: x's rows [i0, i0 + rows) below x->count, `left` columns from j on.
 ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_rows *x, int i0, int64_t j,
                               vec sums[THIN_ROWS][2], const int left) {
     const int64_t ld = x->g->ld_out;
@@ -136,8 +136,8 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
         EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
     }
 }
-// Adds products over x's words of the depth to sums of rows [i0, i0 + rows) of x, `vecs` vectors of columns from j on,
-// kept in x->sums between pieces of the depth; the last writes them to out. ahead: elements of A to prefetch, or NULL.
+// Adds products over x's piece of the depth to sums of x's rows [i0, i0 + rows), `vecs` vectors of columns from j on.
+// x->sums keeps them between pieces; the last piece writes them to out. ahead: elements of A to prefetch, or NULL.
 ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
                               const floatX *ahead) {
     const int64_t cols = x->g->cols, width = thin_width(cols);
@@ -233,7 +233,7 @@ static inline int64_t thin_tiles(const struct thin_gradient *x) {
     return (x->wide_cols + THIN_COLUMNS - 1) / THIN_COLUMNS;
 }
 
-// Writes out (THIN_STEPS, THIN_COLUMNS): THIN_TOKENS tokens of a tile of `wide` from t on, by thin_column; 0 past ends.
+// Packs THIN_TOKENS tokens of a tile of `wide` from t on to out (THIN_STEPS, THIN_COLUMNS), in thin_column's order.
 static void thin_pack_tile(word *out, const struct thin_gradient *x, int64_t tile, int64_t t) {
     const int64_t first = tile * THIN_COLUMNS, depth = x->g->depth, ld = x->wide->ld;
     const int64_t tokens = gemm_min(THIN_TOKENS, depth - t), columns = gemm_min(THIN_COLUMNS, x->wide_cols - first);
@@ -260,7 +260,7 @@ static void thin_pack_narrow(word *out, const struct thin_gradient *x, int64_t t
     }
 }
 
-// Adds a block of tokens to THIN_LINES lines, narrow's first, of a tile's sums. prefetch: the next tile, at `ahead`.
+// Adds a block of tokens to THIN_LINES lines of a tile's sums. If `prefetch`, prefetches the next tile, at `ahead`.
 ALWAYS_INLINE void thin_sum_lines(float *sums, const word *narrow, const word *wide, const bool prefetch,
                                   const floatX *ahead, int64_t ld) {
     const int64_t second = XVEC_PARTS == 2 ? ld : LANES;
@@ -334,7 +334,7 @@ static size_t thin_workspace_bytes(const struct gemm *g) {
     return g->a.transposed ? (size_t)(thin_tiles(&x) * thin_lines(&x)) * THIN_COLUMNS * sizeof(float)
                            : (size_t)(thin_words(g->depth) * thin_width(g->cols)) * sizeof(word);
 }
-// Computes a gemm for which gemm_is_thin is true, without bias, dbias. workspace: thin_workspace_bytes, aligned to 64.
+// Computes a gemm that gemm_is_thin, without bias or dbias. workspace: thin_workspace_bytes, aligned to 64.
 static void gemm_thin(const struct gemm *g, void *workspace, const struct device *dev) {
     if (g->a.transposed)
         thin_gradient(g, workspace, dev);

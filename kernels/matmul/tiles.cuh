@@ -76,7 +76,7 @@ static inline void tiles_add_columns(float *sums, const word *tile) {
         sums[n] += sum[n];
 }
 
-// tiles (2, 16, 16) = the 32 x 32 block as VNNI pairs of rows. sums (32) or NULL: += column sums, while it is cached.
+// tiles (2, 16, 16) = the 32 x 32 block as VNNI pairs of rows. Adds its column sums to sums (32), unless NULL.
 static inline void tiles_interleave(word *tiles, const bf16 *source, int64_t ld, float *sums) {
     block_pair_rows(tiles, source, ld);
     for (int half = 0; sums && half < 2; half++)
@@ -95,8 +95,8 @@ static inline const bf16 *tiles_at(const struct tiles_operand *x, int64_t line, 
     return x->by_depth ? x->data + k * x->ld + line : x->data + line * x->ld + k;
 }
 
-// Packs the 32 lines from `line` x 32 steps from k into two tiles, as A (16 lines x 32 steps) or as B (VNNI), with
-// zeros past the end. sums (32) or NULL: += the lines' sums, only where x is stored by depth.
+// Packs 32 lines from `line` on, 32 steps from k on, into two tiles, as A (16 lines x 32 steps) or as B (VNNI), with
+// zeros past the end. Where x is stored by depth, adds the lines' sums to sums (32), unless NULL.
 static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_t line, int64_t k, bool as_b,
                               float *sums) {
     const bf16 *source = tiles_at(x, line, k);
@@ -129,8 +129,8 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
     }
 }
 
-// Packs `lines` lines from `line` x `depth` steps from k0, in whole blocks, zeros past the end of x: block (i, k) goes
-// to tiles + i*line_stride + k*1024. sums (whole blocks) or NULL: += the lines' sums, only where x is stored by depth.
+// Packs `lines` lines from `line` on, `depth` steps from k0 on, in whole blocks, with zeros past the end of x. Block
+// (i, k) goes to tiles + i*line_stride + k*1024. sums is tiles_pack's, for all lines, or NULL.
 static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tiles_operand *x, int64_t line,
                              int64_t lines, int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + TILES_BLOCK - 1) / TILES_BLOCK,
@@ -180,8 +180,8 @@ static inline void tiles_prefetch_step(struct tiles_ahead *x) {
     tiles_prefetch_lines(&x->target);
 }
 
-// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a, b: `steps` packed blocks each. Called after
-// blocks_begin. Prefetches between the dots, unlike block_product_amx. Not inlined, the loop keeps all in registers.
+// c (32 x 32, row-major) = a b, plus c itself unless `first`; a, b: `steps` packed blocks each. Needs blocks_begin.
+// Prefetches between the dots, unlike block_product_amx. It isn't inlined, so that the loop keeps all in registers.
 __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
                                                       struct tiles_ahead ahead) {
     enum { ROW_BYTES = TILES_BLOCK * sizeof(float), TILE = 512 };
@@ -354,7 +354,7 @@ struct tiles_product {
     char *thread_memory;
 };
 
-// Packs the rows of A that are `thread`'s of `threads`, before the product, and sets their x->a_sums, unless NULL.
+// Packs the rows of A in share `thread` of `threads`, before the product. Sets their x->a_sums, unless NULL.
 static void tiles_pack_a(const struct tiles_product *x, int thread, int threads) {
     const int64_t from = x->plan.rows * thread / threads, to = x->plan.rows * (thread + 1) / threads;
     const int64_t stride = x->plan.depth * (TILES_PAIR_BYTES / (int64_t)sizeof(bf16));
@@ -374,7 +374,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Returns the lines of `sum` or `out`, at element (row, col), that slice `slice` of `slices`, of `steps`, prefetches.
+// Returns the lines of the output's block at element (row, col) that slice `slice` of `slices` prefetches in `steps`.
 static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                     int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
@@ -398,7 +398,7 @@ static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice
     return lines;
 }
 
-// Returns a prefetch of A for block j of `cols`: its share of `steps` blocks from block (row, k). c and target: none.
+// Returns what block j of `cols` prefetches: its share of `steps` blocks of A from block (row, k). c, target: none.
 static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, int64_t row, int64_t k, int64_t steps,
                                                 int64_t j, int64_t cols) {
     struct tiles_ahead ahead;
@@ -417,8 +417,9 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
     return ahead;
 }
 
-// Sums row `row` of C's blocks, `cols` from col, in c (k 0: anew), over `depth` blocks of B's panel from k; the last
-// panel's call writes them to the output. room: for a slice of A. Prefetches A's next_row and next_c (NULL: none).
+// Adds a product to row `row` of C's blocks, `cols` of them from col on, in c, over `depth` blocks of B's panel from k
+// on. Where k is 0, c is overwritten; the last panel's call writes the sums to the output. room is for a slice of A.
+// Prefetches A's row next_row, and next_c unless NULL.
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
@@ -453,7 +454,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
-// Computes part `thread` of row_parts x col_parts, between blocks_begin and blocks_end; row 0's parts set x->b_sums.
+// Computes part `thread` of row_parts x col_parts, after blocks_begin. Parts of the first rows set x->b_sums if given.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
@@ -511,8 +512,8 @@ static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *d
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * tiles_thread_bytes(&p);
 }
 
-// Computes a gemm by the unit, UNIT_AMX or UNIT_DOT. dbias (g->rows) = the column sums of a as stored, or += where
-// g->add; NULL: none. workspace: tiles_workspace_bytes.
+// Computes a gemm by the unit, UNIT_AMX or UNIT_DOT. dbias (g->rows), unless NULL, = the column sums of a as stored, or
+// += where g->add. workspace: tiles_workspace_bytes.
 static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit, void *workspace,
                        const struct device *dev) {
     const struct tiles_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};

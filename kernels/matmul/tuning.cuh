@@ -40,8 +40,8 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the candidate that matmul_fastest picks of those that multiply right, with equal bits twice; NULL: no unfused
-// one is left, or it gives only 0. Drops failing ones, counts wrong ones; waits. Overwrites as matmul_judge.
+// Returns the fastest candidate (matmul_fastest) that multiplies right, with equal bits twice, or NULL if no unfused
+// one is left or results are only 0. Drops ones that fail, counts wrong ones, waits. Overwrites what matmul_judge does.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
