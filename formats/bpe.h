@@ -1,7 +1,7 @@
-// Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text (what a split pattern matches, a
-// word): each step merges the leftmost pair of neighboring symbols of the lowest rank, the order in which training
-// found them, until no neighbors have a merge. A piece of n bytes takes O(n log n): a megabyte without a space takes a
-// second.
+// Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text, such as a word. Each step merges two
+// neighboring symbols into one, until no neighbors have a merge. It takes the pair whose merge has the lowest rank, and
+// of several such pairs the leftmost; ranks are the order in which training found the merges. A piece of n bytes takes
+// O(n log n): a megabyte without a space takes a second.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -22,17 +22,17 @@ struct bpe_work {
 };
 
 __BEGIN_DECLS
-// Makes *bpe without merges, for ranks below `merges`, at most 2^27; false: out of memory. bpe_free follows even then.
+// Prepares *bpe to take merges of ranks below `merges`, at most 2^27. False: out of memory. bpe_free follows even then.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
-// Adds a merge, of a rank of its own below bpe_create's `merges`: the pair left, right becomes id, at least 0. The last
-// call for a pair decides the pair's rank and id, as in the `tokenizers` package.
+// Adds a merge: the pair of tokens left, right becomes the token id, at least 0. Each merge has a rank of its own,
+// below bpe_create's `merges`. The last call for a pair decides the pair's rank and id, as in the `tokenizers` package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
-// Makes room in *work, zeroed at first, for a piece of n symbols; the content is lost. False: out of memory, no room.
+// Makes room in *work, zeroed at first, for n symbols, and loses what it held. False, and no room, when out of memory.
 bool bpe_work_reserve(struct bpe_work *work, size_t n);
 void bpe_work_free(struct bpe_work *work);
-// Merges ids (n) in place, lowest rank first; `work` has room for n (bpe_work_reserve). Returns how many ids remain.
+// Merges ids (n) in place, lowest rank first. bpe_work_reserve has made room for n. Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
 // Returns a hash for tables of 2^k slots: splitmix64's finalizer, in which every output bit depends on every input bit.

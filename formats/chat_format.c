@@ -19,7 +19,7 @@ void chat_format_free(struct chat_format *format) {
     memset(format, 0, sizeof *format);
 }
 
-// *to = a copy of `text`, where `to` is in the format that chat_format_free will free. Returns NULL or the problem.
+// Copies `text` to *to, a field of the format: chat_format_free frees the copy. Returns NULL or the problem.
 static const char *chat_copy(char **to, const char *text, const char *name, struct error_text *error) {
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);

@@ -1,8 +1,8 @@
-// The form of a chat, chat_format.json in a model's folder, which scripts/chat_format.py derives from the model's chat
-// template: what stands around the turns.
-//   {"version": 1, "begin": "<|begin_of_text|>", "roles": {"system": {"before": "..", "after": ".."}, "user": {..},
-//    "assistant": {..}}, "default_system": null, "trim": true, "stop": ["<|eot_id|>"]}
-// A chat is `begin`, then each turn's before, content and after; roles.assistant.before asks for an answer.
+// The form of a chat: what stands before and after its turns. It is chat_format.json in a model's folder, which
+// scripts/chat_format.py derives from the model's chat template.
+//  {"version": 1, "begin": "<|begin_of_text|>", "roles": {"system": {"before": "..", "after": ".."}, "user": {..},
+//   "assistant": {..}}, "default_system": null, "trim": true, "stop": ["<|eot_id|>"]}
+// A chat is `begin`, then for each turn before, content and after. roles.assistant.before asks for an answer.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -25,9 +25,9 @@ struct chat_format {
 };
 
 __BEGIN_DECLS
-// Fills *format, for chat_format_free, from a file. Returns NULL, or the problem, after which there is nothing to free.
+// Reads *format from a file; chat_format_free frees it. Returns NULL, or the problem: then there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
-// Fills *format as chat_format_read does, from a file's bytes, which may be anything. `name`: the file, for messages.
+// Reads *format, as chat_format_read does, from a file's bytes, which may be malformed. name: the file's, for messages.
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 void chat_format_free(struct chat_format *format);

@@ -13,7 +13,7 @@
 
 // ---- verifying ----
 
-// Opens a folder's file for reading; *bytes = its length. Returns 0, or, with no open *fd, an errno (EINVAL: a pipe).
+// Opens a regular file in a folder to read; *bytes = its length. Returns 0, or an errno, nothing open (EINVAL: a pipe).
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -34,7 +34,7 @@ static const char *checkpoint_open_error(int error) {
     return error == EINVAL ? "is not a regular file" : strerror(error);
 }
 
-// *manifest, zeroed before, = the open folder's manifest; a missing one is an error. folder: the path, for messages.
+// Reads the open folder's manifest into *manifest, zeroed before. A missing file is an error. folder: for messages.
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -58,7 +58,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     return failed;
 }
 
-// Checks a file of the open folder against its manifest entry; `hash` false: only its length. folder: for messages.
+// Checks the length and, with `hash`, the hash of a file in the open folder against the manifest. folder: for messages.
 static const char *checkpoint_check_file(const struct manifest_file *file, int folder_fd, const char *folder, bool hash,
                                          struct error_text *error) {
     int fd;
@@ -95,7 +95,7 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads a folder's manifest, empty if missing where `look` allows that, or after an error; checks files as `look` says.
+// Reads a folder's manifest and checks its files, as `look` says. After an error, or without one, *manifest is empty.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -145,7 +145,7 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Reads `folder`'s manifest, which must be of the entry's step, and checks files, with `hash` false only the lengths.
+// Checks that `folder` is a whole checkpoint of the entry's step. With `hash` false only files' lengths are checked.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const struct checkpoint_look look = {hash, false, true};
@@ -164,8 +164,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Sets `path` and *manifest to the newest of `entries`, newest first, that verifies, hashes included; tells `listener`
-// which are passed over. NULL and `path` unchanged: no step's or replaced folder is there. Only damaged ones: an error.
+// Finds the newest of `entries` (newest first) that verifies, and sets `path` and *manifest. Tells `listener` why
+// others are passed over. NULL, `path` unchanged: no entry is a checkpoint. It is an error if all are damaged.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -239,7 +239,7 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // ---- keeping few ----
 
-// Returns the newest step whose checkpoint verifies, hashes included, without folders that were set aside; -1: none.
+// Returns the newest step whose checkpoint verifies, hashes included; -1: none. Ignores those that were set aside.
 static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
     struct error_text unused;
     struct manifest manifest;
@@ -255,8 +255,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints up to step `newest` (-1: none), except the best one, the `keep` (above 0) newest whole ones (all
-// listed lengths are right) and broken ones between these. Goes on after a failure; returns the last failure, or NULL.
+// Removes the checkpoints up to step `newest` (-1: none), except the best one and all from the newest to the `keep`-th
+// (> 0) that is whole, as far as files' lengths tell. Goes on after a failure; returns the last failure, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

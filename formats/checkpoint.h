@@ -1,6 +1,6 @@
-// Existing checkpoints: verifying one, finding the newest, removing old ones. checkpoint_write.h writes them,
-// checkpoint_folder.h says what the names in their folder mean. The content of their files is not looked at here. No
-// function here ends the process: each returns NULL, or what is wrong, in `error`. Where NULL is returned the caller
+// Verifies existing checkpoints, finds the newest and removes old ones. checkpoint_write.h writes checkpoints, and
+// checkpoint_folder.h says what the names in their folder mean. Nothing here interprets the content of their files. No
+// function here ends the process: each returns NULL or, in `error`, what is wrong. Where NULL is returned, the caller
 // frees *manifest; otherwise it is empty.
 #pragma once
 #include "formats/manifest.h"           // struct manifest
@@ -17,25 +17,25 @@ struct checkpoint_listener {
 };
 
 __BEGIN_DECLS
-// *manifest = the manifest of a folder, which must be a complete checkpoint: each file that is listed exists, with the
-// length and the hash listed. Other files may be in the folder. Where NULL is returned, the caller frees *manifest.
+// Checks that a folder is a complete checkpoint, and reads its manifest. Each file that the manifest lists must be
+// there, with the listed length and hash. Other files may be there. Where NULL is returned, the caller frees *manifest.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
-// Checks length and hash of the files that the manifest of a model's folder lists. A folder without a manifest passes:
-// this program did not write it. `optimizer`: the files of the optimizer and of the trainer's state too.
+// Checks the files that the manifest of a model's folder lists, by their length and hash. A folder without a manifest
+// passes: this program did not write it. optimizer: also checks the files of the optimizer and the trainer's state.
 const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
-// Finds the newest checkpoint in a root that verifies: its `path`, and *manifest, which the caller frees. NULL with an
-// empty path: the root is missing, or holds nothing that looks like a checkpoint. Checkpoints of which none verifies
-// are an error: whether to begin anew beside them is for the user to decide. `listener` may be NULL.
+// Finds the newest checkpoint in a root that verifies. Sets `path`, and *manifest, which the caller frees. Returns NULL
+// with an empty path where the root is missing or holds no checkpoints. Where it has some but none verifies, that is an
+// error: the user must decide whether to begin anew beside them. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that the user's path `given` means: a checkpoint's folder, which must verify, or else the newest
-// one in a root or a run's --out folder; none is an error. Sets `path` and *manifest as checkpoint_newest does.
+// Finds the checkpoint that the user's path `given` means: this folder itself, which must verify, or the newest
+// checkpoint in this root or run's --out folder. None is an error. Sets `path` and *manifest as checkpoint_newest does.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes leftovers, under a lock, and the oldest checkpoints beyond the `keep` newest complete ones (0: keeps all).
-// newest: the step just saved, known to be complete; -1: the newest that verifies, found by reading. Step `newest`, the
-// best (checkpoint_best.h) and later ones stay: a run that went back may want them. NULL or the last problem.
+// Removes what unfinished saves left, and old checkpoints: the newest `keep` complete ones stay (0: all stay). So do
+// the best one (checkpoint_best.h), step `newest`, and later steps, which a run that went back may want. newest: the
+// step just saved, known to be complete; -1: the newest that verifies, found by reading. NULL or the last problem.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -8,12 +8,12 @@
 #define CHECKPOINT_BEST "best"
 
 __BEGIN_DECLS
-// Returns the step that the link of the root open as `root_fd` names, even if it is gone; -1: no link, or to no step.
+// Returns the step that the link `best` in the open root names, even if its checkpoint is gone; -1: it names no step.
 int64_t checkpoint_best(int root_fd);
-// Makes the checkpoint of `step`, which is there, the root's best one, then removes the former best one if its step is
-// earlier and no multiple of `every`, the steps between regular saves (0: none). Returns NULL or the problem of either.
+// Makes an existing checkpoint, of `step`, the root's best one. Then removes the former best one if its step is earlier
+// and not a multiple of `every`, the steps between regular saves (0: there are none). Returns NULL or a problem.
 const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
-// Calls checkpoint_set_best for `step`, at which a run resumes with its lowest loss, in case a kill came before that
-// call. Returns NULL at once where the root's best one is of `step` or later, or the root has no checkpoint of `step`.
+// Calls checkpoint_set_best when a run resumes at `step`, where its loss is lowest, in case a kill prevented that call.
+// Does nothing where the root's best checkpoint is of `step` or later, or `step` has no checkpoint there.
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

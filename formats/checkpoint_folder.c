@@ -62,7 +62,7 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Takes a read lock of this PID's byte, which two containers' writers of one PID may share; no wait, errors ignored.
+// Takes a read lock, which processes of the same PID in two containers can hold at once. Does not wait; ignores errors.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
@@ -82,7 +82,7 @@ static int checkpoint_compare_entries(const void *a, const void *b) {
                                 : strcmp(x->name, y->name);
 }
 
-// Opens a stream over an open folder, which stays the caller's; NULL and errno: it can't. closedir frees the stream.
+// Returns a stream that lists an open folder, which stays the caller's. closedir frees the stream. NULL: see errno.
 static DIR *checkpoint_open_stream(int folder_fd) {
     const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *const stream = fd < 0 ? NULL : fdopendir(fd);
@@ -124,8 +124,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
     return error;
 }
 
-// Removes a file, or a folder with its content, `depth` folders below checkpoint_remove_tree's; returns 0 or an errno.
-// The descent is by open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
+// Removes a file, or a folder with its content, `depth` folders below checkpoint_remove_tree's. Returns 0 or an errno.
+// Descends by open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)

@@ -7,8 +7,8 @@
 #include <sys/types.h>          // ssize_t
 
 __BEGIN_DECLS
-// Reads `count` bytes from fd's offset on, fewer only at the file's end; returns how many. -1 and errno: an error.
+// Reads the next `count` bytes of fd, fewer only at the file's end. Returns how many it read; -1 and errno: an error.
 ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count);
-// hash = XXH3-128, as text, of the file from its offset to its end; *bytes = bytes read. 0, or an errno and no hash.
+// hash = XXH3-128, as text, of the rest of fd's file. *bytes = bytes read, after an error too. Returns 0, or an errno.
 int checkpoint_hash_file(char hash[HASH128_DIGITS + 1], uint64_t *bytes, int fd);
 __END_DECLS

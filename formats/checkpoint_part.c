@@ -12,7 +12,7 @@ enum {
     PART_WINDOW = 32 << 20, // bytes that are sent to the disk at a time
 };
 
-// Closes each descriptor that is not -1 and frees the buffer; process 0 is told nothing. Harmless a second time.
+// Closes the open descriptors and frees the buffer. Tells process 0 nothing. Harmless a second time.
 static void part_release(struct checkpoint_part *part) {
     int *const fds[] = {&part->file_fd, &part->folder_fd};
     for (int i = 0; i < 2; i++) {
@@ -26,7 +26,7 @@ static void part_release(struct checkpoint_part *part) {
 
 void checkpoint_part_abandon(struct checkpoint_part *part) { part_release(part); }
 
-// Ends the part as failed, tells process 0 if the folder is open; returns the text. file "": the folder. error: errno.
+// Ends the part as failed and returns the text. Tells process 0 if the folder is open. file "": the folder.
 static const char *part_fail(struct checkpoint_part *part, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -73,9 +73,9 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
     return part->file_fd >= 0 ? NULL : part_fail(part, name, "cannot be opened", errno);
 }
 
-// Notes bytes [begin, end) as written. Starts to write each full window (PART_WINDOW bytes) to the disk, then waits for
-// the former window, so that a long save neither fills the memory with dirty pages nor leaves all to the last fsync;
-// the bytes stay in the page cache, where they are hashed. Returns 0 or an errno.
+// Notes that bytes [begin, end) were written to the kernel. After each window of PART_WINDOW bytes, starts to write it
+// to the disk and waits for the former window: a long save then neither fills the memory with dirty pages nor leaves
+// all to the last fsync. The bytes stay in the page cache, from which they are hashed. Returns 0 or an errno.
 static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_t end) {
     part->dirty = part->dirty_end == 0 || begin < part->dirty ? begin : part->dirty;
     part->dirty_end = end > part->dirty_end ? end : part->dirty_end;

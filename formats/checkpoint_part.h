@@ -36,17 +36,18 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins this process's part, `number` from 0, of checkpoint `step` in `root`, after checkpoint_expect_parts on process
-// 0 (PID `writer`). NULL: checkpoint_part_end or _abandon follows. Else the part has ended: the caller tells process 0.
+// Begins this process's part of the checkpoint of `step`. number: this process's, from 0. writer: the PID of process 0,
+// which has called checkpoint_expect_parts. After NULL, checkpoint_part_end or _abandon must follow. After a problem
+// the part has ended, and the caller must tell process 0.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
-// Opens the file `name`, which process 0 has laid out by checkpoint_shared_file; one at a time. NULL or the problem.
+// Opens a file that process 0 has laid out by checkpoint_shared_file. Only one may be open. NULL or the problem.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
-// Writes `count` bytes at `offset` of the open file, or copies them to write later. An error may be an earlier call's.
+// Writes `count` bytes at `offset` of the open file, now or, from a copy, later. An error may be of earlier bytes.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
-// Closes the file once all that this process wrote of it is on the disk. Returns NULL or the problem.
+// Closes the file. All that this process wrote to it is then on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Tells process 0 that the part, all files closed, is written. The part has ended even if a problem is returned.
+// Tells process 0 that the part is written. All files are closed before. A problem, too, ends the part.
 const char *checkpoint_part_end(struct checkpoint_part *part);
 // Abandons a part that was begun; does nothing if it has ended. Process 0 is not told, and must give up as well.
 void checkpoint_part_abandon(struct checkpoint_part *part);

@@ -10,7 +10,7 @@ static pthread_mutex_t flight_mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool in_flight;
 static pthread_t flight_thread;
 
-// Whether another thread than the caller's runs a job, of whichever worker.
+// Whether a thread other than the caller's is running a job of any worker.
 static bool is_in_flight(void) {
     pthread_mutex_lock(&flight_mutex);
     const bool waits = in_flight && !pthread_equal(flight_thread, pthread_self());
@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of the worker `argument` in the calling thread. Then it is done, and no worker's job is in flight.
+// Runs the job of `argument`, a worker, in the calling thread. Marks the worker as done, and no job as under way.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);
@@ -62,7 +62,7 @@ const char *checkpoint_thread_wait(struct checkpoint_thread *worker) {
     return worker->result;
 }
 
-// Sets the job; false, and nothing is set, where an earlier job runs or its result was not taken.
+// Sets the worker's job. False, and nothing is set, while an earlier job runs or its result was not taken.
 static bool checkpoint_thread_take(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
     if (worker->job)
         return false;

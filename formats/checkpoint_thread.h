@@ -1,6 +1,6 @@
-// A thread that writes checkpoints while the training goes on, one job at a time of all workers in a process. All
-// signals are blocked in it, so that the training thread receives them. A process that ends by exit(), as by fail(),
-// waits up to 120 s for the job that is under way in a thread (runtime/machine/before_exit.h).
+// A thread that writes checkpoints while the training goes on. Of all workers in a process only one has a job at a
+// time. All signals are blocked in the thread, so that the training thread receives them. A process that ends by
+// exit(), as fail() does, waits up to 120 s for the job that is under way in a thread (runtime/machine/before_exit.h).
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <pthread.h>                    // pthread_t
@@ -24,10 +24,10 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 __BEGIN_DECLS
 // Sets up *worker, without a job; checkpoint_thread_destroy ends the use of *worker.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job in a thread, while no other worker has one; `argument` stays until the result is taken. False, nothing
-// starts: this worker's job runs, or its result was not taken. Where no thread can be made, the job runs in the caller.
+// Starts a job in a thread, while no other worker has one. `argument` must stay until the result is taken. False, and
+// nothing starts, while this worker's job runs or its result waits. If no thread can be made, runs the job itself.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Runs a job in the caller's thread and keeps the result. False, nothing runs: a job runs, or a result was not taken.
+// Runs a job in the caller's thread and keeps its result. False, and nothing runs, if a job runs or a result waits.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);
@@ -35,6 +35,6 @@ bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 bool checkpoint_thread_done(struct checkpoint_thread *worker);
 // Waits for the job's end and takes its result: NULL, or a text that stays until the next start. NULL without a job.
 const char *checkpoint_thread_wait(struct checkpoint_thread *worker);
-// Waits for the job's end; the result is lost. Before another use *worker needs checkpoint_thread_init.
+// Waits for the job's end and drops its result. *worker needs checkpoint_thread_init before it can be used again.
 void checkpoint_thread_destroy(struct checkpoint_thread *worker);
 __END_DECLS

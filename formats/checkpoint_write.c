@@ -15,7 +15,7 @@ enum {
     CHECKPOINT_WINDOW = 32 << 20, // dirty bytes that are sent to the disk at a time
 };
 
-// Ends the writer: closes each descriptor that is not -1, and frees all else that it holds. The partial folder stays.
+// Ends the writer: closes its open descriptors and frees all that it holds. The partial folder stays.
 static void checkpoint_release(struct checkpoint_writer *writer) {
     int *const fds[] = {&writer->file_fd, &writer->folder_fd, &writer->root_fd};
     for (int i = 0; i < 3; i++) {
@@ -36,7 +36,7 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save as failed; returns the text. file "": the folder; no text of the freed manifest. error: errno > 0.
+// Abandons the save as failed and returns the text. file: a name that the freed manifest doesn't own; "": the folder.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -48,8 +48,8 @@ static const char *checkpoint_fail(struct checkpoint_writer *writer, const char 
         writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
 }
 
-// Creates the root. Where the folder above it, the run's --out, was removed or renamed since the run began, creates
-// that too: the checkpoints are all that is left of the run. Returns 0, or an errno: EEXIST where the root is there.
+// Creates the root. Also creates the folder above it, the run's --out, where that was removed or renamed since the run
+// began: the checkpoints are all that is left of the run. Returns 0 or an errno; EEXIST: the root is there already.
 static int checkpoint_make_root(const char *root) {
     char above[PATH_MAX];
     const char *const slash = strrchr(root, '/');
@@ -60,7 +60,7 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root; returns the descriptor, or -1 and errno. Makes a missing root, and flushes the folder above then.
+// Opens the root, made if missing: then the folder above it is flushed. Returns the descriptor, or -1 and errno.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -107,7 +107,7 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     return checkpoint_fail(writer, "", "the folder cannot be opened", error);
 }
 
-// Creates a file of a new name in the partial folder, and begins its count and hash anew. NULL or the problem.
+// Creates a file of a new name in the partial folder, and begins its count and hash anew. Returns NULL or the problem.
 static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
     snprintf(writer->file, sizeof writer->file, "%s", name);
     writer->file_bytes = writer->synced = 0;
@@ -117,7 +117,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-// Checks that a file of that name may begin now; else ends the save as failed. Returns NULL or the problem.
+// Checks that a file of that name may begin now. If it may not, the save ends as failed. Returns NULL or the problem.
 static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
@@ -131,9 +131,9 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// Starts to write a window (CHECKPOINT_WINDOW bytes) to the disk once a chunk has filled it, and waits for the former
-// one: a large save then neither fills the memory with dirty pages, which stalls every writer of the machine, nor
-// leaves all to the last fsync. Written pages leave the page cache to the training data. Returns 0 or an errno.
+// Starts to write a window (CHECKPOINT_WINDOW bytes) to the disk when the file has grown by one, and waits for the
+// former window. A large save then neither fills the memory with dirty pages, which stalls every writer of the machine,
+// nor leaves all to the last fsync. Written pages leave the page cache, to the training data. Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -150,7 +150,7 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes and appends CHECKPOINT_CHUNK bytes, fewer only as a file's last. Returns NULL, or the problem: the save ends.
+// Hashes and writes CHECKPOINT_CHUNK bytes; only a file's last chunk has fewer. NULL, or the problem: the save ends.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;
@@ -199,7 +199,7 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
     return problem;
 }
 
-// Writes the file's rest, and closes it when all of it is on the disk; the manifest does not list the file yet.
+// Writes the rest of the file and, once it is all on the disk, closes it. Adds nothing to the manifest.
 static const char *checkpoint_close_file(struct checkpoint_writer *writer) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -237,7 +237,7 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered beginning, sets the length to `bytes`, no less, and closes it; no fsync: parts do that.
+// Writes the file's buffered beginning, makes the file `bytes` long and closes it. No fsync: the parts do that.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -281,7 +281,7 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
     return NULL;
 }
 
-// *found = whether the file for process `number`'s part, or for its failure (`failed`), is there; 0 or an errno.
+// *found = whether the file that marks process `number`'s part as missing (or as `failed`) is there. 0 or an errno.
 static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writer, int number, bool failed) {
     char name[CHECKPOINT_NAME];
     struct stat status;
@@ -289,7 +289,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Waits until no part's file is left, looking by name each 1 to 100 ms: a listing may miss files while others go.
+// Waits until no part's marker is left. Looks by name, every 1 to 100 ms: a listing may miss files while others go.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -317,7 +317,7 @@ const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-// Reads the shared files and sets their hashes; each length must be as it was laid out. Returns NULL or the problem.
+// Hashes the shared files for the manifest. Each must have the length that it was given. Returns NULL or the problem.
 static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
     for (int i = 0; i < writer->manifest.num_files; i++) {
         struct manifest_file *const file = &writer->manifest.files[i];
@@ -351,7 +351,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Gives the partial folder its step's name; 0 or an errno. *displaced: the step's earlier folder, renamed, or name "".
+// Gives the partial folder its step's name. Returns 0 or an errno. *displaced: the folder that had the name, now
+// renamed; its entry's name is "" if there was none.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

@@ -39,28 +39,28 @@ struct checkpoint_writer { // others read only `failed`
 };
 
 __BEGIN_DECLS
-// Begins to save `step`, until checkpoint_commit or _abandon. NULL or the problem; a problem, here or later, ends the
-// save. Makes a missing root and folder above. Removes what earlier writers left unfinished: the disk may be full.
+// Begins to save `step`, until checkpoint_commit or checkpoint_abandon. Returns NULL or a problem, which, here or
+// later, ends the save. Makes a missing root and the folder above. First removes unfinished saves, to free the disk.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
-// Begins a file of a new name (manifest_name_is_allowed), the only one until checkpoint_file_end. NULL or the problem.
+// Begins a file of a new name (manifest_name_is_allowed). checkpoint_file_end precedes the next. NULL or the problem.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
-// Appends `count` bytes to the file that is begun; on return they are copied or written. Returns NULL or the problem.
+// Appends `count` bytes to the file. The caller may reuse `bytes` on return. Returns NULL or the problem.
 const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count);
-// Ends the file, which is then on the disk and in the manifest to be written. Returns NULL or the problem.
+// Ends the file. It is on the disk then, and the manifest will list it. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
-// Creates, on process 0, a file of `bytes` bytes, the first `count` of them from `begin`; the processes' parts write
-// the rest. Process 0's part opens the file in any case: checkpoint_part_close flushes `begin`. NULL or the problem.
+// Creates, on process 0, a file that several processes write, `bytes` bytes long. The first `count` bytes are `begin`;
+// the parts write the rest. Process 0's part must open and close the file in any case: that flushes `begin`.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
-// Prepares for parts of processes 1 to `parts`; this one is 0. After shared files, before parts. NULL or the problem.
+// Prepares for parts of processes 1 to `parts`; this is process 0. Call it after all shared files and before any part.
 const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
-// Waits until checkpoint_expect_parts' processes have written; a part that could not be written is an error. A process
+// Waits until the other processes have written their parts. A part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
-// Ends the save and publishes the checkpoint; shared files must be whole (checkpoint_wait_for_parts). The writer has
-// ended, whatever is returned. If only the root's fsync fails, an error too, a power cut may yet undo the checkpoint.
+// Publishes the checkpoint and ends the save. Shared files must be whole (checkpoint_wait_for_parts). The writer has
+// ended, whatever is returned. If only the root's fsync fails, a power cut may yet undo the checkpoint: an error too.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons a save that was begun, and removes what was written, as far as possible. Does nothing if it has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);

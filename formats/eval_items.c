@@ -7,7 +7,7 @@
 
 enum { MAX_CHOICES = 1 << 16, WHERE = 512 };
 
-// Refuses a member of another name than an item's. where: file and line, for messages.
+// Refuses an object with a member that items don't have. where: the file and the line, for messages.
 static const char *check_members(const json_t *root, const char *where, struct error_text *error) {
     static const char known[] = " task id context contexts continuation choices gold delimiter ";
     const char *key;
@@ -76,7 +76,7 @@ static const char *read_texts(struct eval_item *item, const char *where, struct 
     return read_gold(item, where, error);
 }
 
-// Fills an item, whose root, file and line are set; the caller calls free_item after an error too.
+// Fills an item whose root, file and line are set. The caller calls free_item, after an error too.
 static const char *read_item(struct eval_item *item, const char *where, struct error_text *error) {
     const char *task;
     const json_t *id = json_object_get(item->root, "id");
@@ -91,7 +91,7 @@ static const char *read_item(struct eval_item *item, const char *where, struct e
     return item->task ? NULL : error_format(error, "%s: out of memory", where);
 }
 
-// Returns a zeroed item after the last, counted once the caller raises items->count; may move all. NULL: out of memory.
+// Returns a zeroed item behind the last; the caller then raises items->count. Items may move. NULL when out of memory.
 static struct eval_item *append_item(struct eval_items *items) {
     if (items->count == items->room) {
         const int64_t room = items->room > 0 ? 2 * items->room : 256;

@@ -30,8 +30,8 @@ struct eval_items {
 };
 
 __BEGIN_DECLS
-// Appends a file's items to *items, zeroed before the first file, which eval_items_free frees. `name`, the file, must
-// outlive them; `data` need not. After an error, which begins with file and line, the items of lines before are there.
+// Appends a file's items to *items, zeroed before the first file; eval_items_free frees it. `name`, the file's, must
+// outlive the items; `data` need not. An error begins with file and line; the items of the lines before it stay.
 const char *eval_items_parse(struct eval_items *items, const unsigned char *data, uint64_t bytes, const char *name,
                              struct error_text *error);
 void eval_items_free(struct eval_items *items); // zeroed is fine
@@ -40,11 +40,11 @@ void eval_items_free(struct eval_items *items); // zeroed is fine
 const char *eval_item_context(const struct eval_item *item, int i);
 // Returns what follows the delimiter in text `i`; the item owns the text.
 const char *eval_item_continuation(const struct eval_item *item, int i);
-// Returns choice or context `i`, whichever vary, else the continuation: acc_norm and acc_bytes divide by its length.
+// Returns choice or context `i`, whichever vary, else the continuation. acc_norm and acc_bytes divide by its length.
 const char *eval_item_choice(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes of a text without white space at its end (Unicode's and U+001C to U+001F): Python's str.rstrip.
+// The number of bytes that Python's str.rstrip leaves of a text, cutting white space (Unicode's, U+001C to U+001F) off.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

@@ -55,7 +55,8 @@ const char *finetune_shard_parse(struct token_file *file, const unsigned char *d
     return NULL;
 }
 
-// raw = the bytes that hold bits first..first+n-1 (n > 0; bit first % 8 of raw[0] on) of the bit map at `begin` of fd.
+// Reads into `raw` the bytes that hold bits first..first+n-1 (n > 0) of the bit map at byte `begin` of fd. Bit first %
+// 8 of raw[0] is bit `first`.
 static const char *finetune_read_bits(unsigned char *raw, const struct token_file *file, int fd, uint64_t begin,
                                       uint64_t first, int n, struct error_text *error) {
     const uint64_t low = first / 8, high = (first + (uint64_t)n - 1) / 8;

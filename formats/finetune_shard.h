@@ -18,12 +18,12 @@ enum { FINETUNE_MAGIC = 20261123, FINETUNE_VERSION = 1, FINETUNE_HEADER_BYTES = 
 __BEGIN_DECLS
 // Whether `data`, the first bytes of a file, says that the file is a finetuning shard.
 bool is_finetune_shard(const unsigned char *data, uint64_t data_bytes);
-// Fills *file, except path, documents and digest, from the header of a shard of file_bytes, whose magic was checked.
-// data: the first data_bytes, the whole header where the file is that long. name: the file, for messages.
+// Reads a shard's header, whose magic was checked, into *file, except path, documents and digest. data: the file's
+// first data_bytes, with the whole header if the file is that long. file_bytes: the file's length. name: for messages.
 const char *finetune_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                  uint64_t file_bytes, const char *name, struct error_text *error);
-// marks (n) = for each of tokens first..first+n-1 of the file, open as `fd`, the index in `marks` at which its document
-// begins, complemented (~) where the token has no loss. first: a row's first token. raw: scratch of n / 8 + 2 bytes.
+// marks (n) = for each of tokens first..first+n-1 the index in `marks` at which its document begins, complemented (~)
+// if the token has no loss. fd: the open file. first: a row's first token. raw: scratch of n / 8 + 2 bytes.
 const char *finetune_shard_read(int32_t *marks, const struct token_file *file, int fd, uint64_t first, int n,
                                 unsigned char *raw, struct error_text *error);
 __END_DECLS

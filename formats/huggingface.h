@@ -2,13 +2,13 @@
 // run/tensor_names.cuh does the same for the tensors. Names: transformers' models/*/configuration_*.py. Functions with
 // an `error` return NULL when all is well, else what is wrong, in `error`.
 //
-// An architecture fits a model if what is written for it is read back as the same options, so that a model with an
-// option that an architecture has no member for is not saved as that architecture. A model that none fits (LayerNorm
-// with rotary positions and no biases, say) is ARCHITECTURE_OURS and written under our own names, which only this
-// program reads. An option with an exact equivalent is written as that, and huggingface_note says so: GPT-2 has as many
-// KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. A model that several
-// fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the first of
-// ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
+// An architecture fits a model if the model's options, written in the architecture's config.json, are read back as the
+// same options. So a model isn't saved as an architecture that has no member for one of its options. A model that none
+// fits (LayerNorm with rotary positions and no biases, say) is ARCHITECTURE_OURS: it is written under our own names,
+// which only this program reads. An option with an exact equivalent is written as that, and huggingface_note says so:
+// GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. If
+// several fit, the model is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the
+// first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -52,39 +52,39 @@ struct huggingface_config {
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// Returns the architecture in which a model of these resolved options is saved: --checkpoint-architecture if it fits
-// (train_gpt always does), else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. Where the architecture
-// lacks a tensor for a parameter, run/tensor_names.cuh ends the run at its start.
+// Returns the architecture as which a model of these resolved options is saved: --checkpoint-architecture if it fits
+// (train_gpt always does), else the first of ARCHITECTURE_ROWS to fit, else ARCHITECTURE_OURS. If the architecture has
+// no tensor for one of the model's parameters, run/tensor_names.cuh ends the run at its start.
 enum architecture architecture_of(const struct config *c);
-// Whether config.json of architecture `a`, not ARCHITECTURE_OURS, can express these shape options, or has equivalents.
+// Whether config.json of architecture `a` can express these shape options or equivalents. `a` is not ARCHITECTURE_OURS.
 bool architecture_fits(enum architecture a, const struct config *c);
 // Returns the class of an architecture in config.json, as LlamaForCausalLM; a constant.
 const char *architecture_class(enum architecture a);
 // Returns an architecture's model_type in config.json, as llama; a constant.
 const char *architecture_model_type(enum architecture a);
-// *a = the architecture of a model_type; false: unknown, and *a stays.
+// *a = the architecture of a model_type. Returns false, and *a stays, where the model_type is unknown.
 bool architecture_find(enum architecture *a, const char *type);
-// Returns a note for the start-up report about the form of the checkpoints, a constant; "": none.
+// Returns what the start-up report says about the form of the checkpoints, a constant; "" for nothing.
 const char *huggingface_note(const struct config *c);
 
-// Writes config.json by architecture_of(c). end_of_text -1: none. bf16: tensors are, else fp32. Errors stay in `out`.
+// Writes config.json as architecture_of(c). end_of_text -1: none. bf16: tensors are, else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
-// Reads a config.json, of which nothing is trusted; what the engine does not support is an error. Shape options that
-// the file does not say have their defaults. huggingface_free frees h, which holds nothing after an error.
+// Reads a config.json, which may be malformed. What the engine doesn't support is an error. Shape options that the file
+// doesn't mention get their defaults. huggingface_free frees h; after an error h holds nothing.
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
 
-// Adds a setting "OPTION=VALUE", dashes in the name, of an option not set so far. Ends the program where memory is out.
+// Adds a setting "OPTION=VALUE", with dashes in the name, of an option not set so far. Out of memory ends the program.
 void huggingface_add_setting(struct huggingface_config *h, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-// Returns the value of an option, by its name with dashes, valid until h is freed; NULL: it is not set.
+// Returns an option's value, valid until h is freed. option: its name with dashes. NULL if the option is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
-// Adds, after the file's own settings, the settings of all GPT-2s, and the defaults of other shape options not set.
+// Adds what all GPT-2s have in common, then defaults for options not set. The file's own settings are added before.
 void huggingface_set_gpt2(struct huggingface_config *h);
-// Checks that each setting's option takes its value, as huggingface_parse_config does itself. name: for messages.
+// Checks that each setting's option takes its value; huggingface_parse_config does so itself. name: for messages.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
-// rows (CONFIG_ROWS) = the options that an ARCHITECTURE_OURS's config.json holds, in its order. Returns their number.
+// rows (CONFIG_ROWS) = the options in config.json of ARCHITECTURE_OURS, in the file's order. Returns their number.
 int huggingface_own_options(const struct option_row **rows);
 __END_DECLS

@@ -1,5 +1,5 @@
-// The members of config.json, read: sizes, norms, biases, windows, factors. huggingface_rope.c has rotary settings.
-// Where a member is absent or null, the class's default holds (architecture_traits); null windows and caps are none.
+// Reads the members of config.json: sizes, norms, biases, windows, factors. huggingface_rope.c reads rotary settings. A
+// member that is absent or null has the class's default (architecture_traits), but a null window or cap means none.
 #include <math.h>   // sqrt
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -24,7 +24,7 @@ static const char *check_absent(const json_t *root, const char *key, const char 
 }
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
-// Sets an option and *value from the member `key`, which must be there, 1 to HUGGINGFACE_LARGEST - 1.
+// Sets an option, and *value, from the member `key`. It must be there, from 1 to HUGGINGFACE_LARGEST - 1.
 static const char *read_size(struct huggingface_config *h, const json_t *root, const char *key, const char *option,
                              int64_t *value, const char *name, struct error_text *error) {
     RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, value, name, error));
@@ -40,7 +40,7 @@ static const char *read_number(struct huggingface_config *h, const json_t *root,
     return NULL;
 }
 
-// Sets the number of KV heads, and the head size, which must be a multiple of 8: here a message names the file.
+// Sets the number of KV heads and the head size. Refuses a size that is no multiple of 8, in a message with the file.
 static const char *set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim, const char *name,
                              struct error_text *error) {
     if (head_dim % 8 != 0)
@@ -67,8 +67,8 @@ static const struct {
     {"gelu_fast", false, "gelu"},
     {"relu2", false, "squared_relu"},
 };
-// Sets the activation from the member `key`, a word of transformers; `usual`: the word where it is absent. gated: the
-// class's MLP has a gate, which gives a word another meaning.
+// Sets the activation from the member `key`, a word of transformers. usual: the word where the member is absent. gated:
+// whether the class's MLP has a gate, which gives a word another meaning.
 static const char *set_activation(struct huggingface_config *h, const json_t *root, const char *key, const char *usual,
                                   bool gated, const char *name, struct error_text *error) {
     const char *word;
@@ -105,7 +105,7 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
     return NULL;
 }
 
-// marks (layers) = which layers have a window by default; Gemma 3's files may set the period.
+// marks (layers) = which layers have a window where the file has no layer_types. Gemma 3's files may set the period.
 static const char *usual_windows(bool *marks, int64_t layers, const json_t *root, const struct architecture_traits *t,
                                  enum architecture a, const char *name, struct error_text *error) {
     int64_t full_each = t->full_each;
@@ -119,7 +119,7 @@ static const char *usual_windows(bool *marks, int64_t layers, const json_t *root
         marks[l] = full_each == 0 || l % full_each != first;
     return NULL;
 }
-// marks (layers) = which layers layer_types says have a window, where it is there; else marks is not changed.
+// marks (layers) = which layers have a window by the member layer_types. Without that member, marks is not changed.
 static const char *read_layer_types(bool *marks, int64_t layers, const json_t *root, const char *name,
                                     struct error_text *error) {
     json_t *types;
@@ -139,7 +139,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = layers without rotary positions: 0 in no_rope_layers, else every no_rope_layer_interval-th, or 4th.
+// marks (layers) = which have no rotary positions: the 0s of no_rope_layers, else each no_rope_layer_interval-th (4th).
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;
@@ -159,7 +159,7 @@ static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t
     return NULL;
 }
 
-// *window = sliding_window, where absent the class's default; 0: null, switched off, or a class without windows.
+// *window = sliding_window, by default the class's. 0: it is null or switched off, or the class has no windows.
 static const char *read_window(int64_t *window, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool used = t->windows != WINDOWS_NONE;
@@ -175,8 +175,8 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
                ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
-// marks (layers) = which layers have a window, of `window` keys; 0: none. without_rope (layers): which layers have no
-// rotary positions, by which SmolLM3 has its windows. A layer_types that says otherwise than the class can is an error.
+// marks (layers) = which layers have a window, of `window` keys (0: none). without_rope (layers): which layers have no
+// rotary positions; SmolLM3 has its windows there. Refuses a layer_types that asks for windows the class can't have.
 static const char *read_windows(bool *marks, int64_t window, const bool *without_rope, int64_t layers,
                                 const json_t *root, const struct architecture_traits *t, enum architecture a,
                                 const char *name, struct error_text *error) {
@@ -200,7 +200,7 @@ static const char *read_windows(bool *marks, int64_t window, const bool *without
                     : "use_sliding_window is false");
     return NULL;
 }
-// Sets the options that differ between layers. windows, without_rope (layers): zeroed scratch memory.
+// Sets what differs between layers: windows and rotary positions. windows, without_rope (layers): zeroed scratch.
 static const char *set_layers(struct huggingface_config *h, bool *windows, bool *without_rope, int64_t layers,
                               const json_t *root, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -225,7 +225,7 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     free(text);
     return NULL;
 }
-// Sets the options that differ between layers by set_layers, with scratch memory. Above MAX_LAYERS: none, and no error.
+// Calls set_layers with scratch memory. Above MAX_LAYERS does nothing: huggingface_check_settings refuses so many.
 static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)
@@ -238,8 +238,8 @@ static const char *read_layers(struct huggingface_config *h, const json_t *root,
     return problem;
 }
 
-// Sets the biases' options: attention_bias is of q, k, v and the projection after attention, mlp_bias of the MLP. A
-// member that the class lacks is an error, unless it says what the class has.
+// Sets the biases' options. attention_bias is of q, k, v and the projection after attention, mlp_bias of the MLP. A
+// member that the class doesn't have is an error, unless it says what is true of the class anyway.
 static const char *read_biases(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     bool qkv = t->qkv_bias, proj = t->proj_bias, mlp = t->mlp_bias;
@@ -258,7 +258,8 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member; null: none. usual: the cap where absent; NO_CAP: none; 0: the class refuses such a member.
+// Sets a cap from a member, or no cap if the member is null. usual: the cap where the member is absent; NO_CAP for
+// none, 0 if the class refuses the member.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
@@ -267,7 +268,7 @@ static const char *read_cap(struct huggingface_config *h, const json_t *root, co
                ? NULL
                : read_number(h, root, key, 1e-6, 1e30, usual, option, name, error);
 }
-// Sets the scale of scores, except the engine's default, 1 / sqrt(head_dim).
+// Sets the scale of attention scores, unless it is the engine's default, 1 / sqrt(head_dim).
 static void set_softmax_scale(struct huggingface_config *h, double scale, int64_t head_dim) {
     if (scale != 1 / sqrt((double)head_dim))
         huggingface_add_setting(h, "softmax-scale=%s", huggingface_show(scale).text);
@@ -298,7 +299,7 @@ static const char *read_factors(struct huggingface_config *h, const json_t *root
     return read_number(h, root, "residual_multiplier", 1e-9, 1e9, 1, "residual-multiplier", name, error);
 }
 
-// Sets the number of KV heads, `heads` where null, and the size of a head, *head_dim; absent: the class's defaults.
+// Sets the number of KV heads (null: `heads`) and the head size, also in *head_dim. Absent: the class's defaults.
 static const char *read_heads(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               int64_t hidden, int64_t heads, int64_t *head_dim, const char *name,
                               struct error_text *error) {
@@ -339,8 +340,8 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     huggingface_add_setting(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
-// Sets the activation from hidden_act, in Gemma 2 and 3 from hidden_activation. Gemma 1 has either, and means the tanh
-// form by "gelu" too.
+// Sets the activation from hidden_act, or from hidden_activation in Gemma 2 and 3. Gemma 1 has either member, and means
+// the tanh form by "gelu" too.
 static const char *read_activation(struct huggingface_config *h, const json_t *root,
                                    const struct architecture_traits *t, const char *name, struct error_text *error) {
     const bool gemma1 = t->gemma && !t->query_pre_attn_scalar;

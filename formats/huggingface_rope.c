@@ -1,6 +1,6 @@
-// The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling,
+// Reads the rotary settings of config.json. Before transformers 5 they are rope_theta at the top and rope_scaling,
 // later all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for
-// each kind of layer in rope_parameters; the rest is the full layers'. Members: transformers' modeling_rope_utils.py.
+// each kind of layer in rope_parameters; the rest is the full layers'. Source: transformers' modeling_rope_utils.py.
 #include <stdlib.h> // atoi
 #include <string.h> // strcmp
 
@@ -12,7 +12,7 @@ static bool values_equal(const json_t *a, const json_t *b) {
         return json_number_value(a) == json_number_value(b);
     return json_equal((json_t *)a, (json_t *)b);
 }
-// Whether a member is known; an unknown one may say that the frequencies are others. `finetuned`, a remark, is known.
+// Whether a member is known. An unknown one might change the frequencies. `finetuned` is only a remark.
 static bool rope_member_is_known(const char *key) {
     static const char *const known[] = {
         "rope_type",      "type",
@@ -30,8 +30,8 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to `rope`, `type` as rope_type; null counts as absent. An error: an
-// unknown member, an object, or a value that differs from rope's. `where`: the place of `from` in the file.
+// Adds the members of `from`, which may be NULL, to `rope`. `type` becomes rope_type, and null counts as absent.
+// Refuses an unknown member, an object, and a value that differs from rope's. where: the place of `from` in the file.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -52,7 +52,7 @@ static const char *rope_add(json_t *rope, json_t *from, const char *where, const
     return NULL;
 }
 
-// *type = the scaling that rope_type names; absent: none. A word that the class does not take is an error.
+// *type = the scaling that rope_type names; absent: none. It is an error if the class does not take the word.
 static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope, enum architecture a, const char *name,
                                 struct error_text *error) {
     static const struct {
@@ -117,7 +117,7 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
 }
 
 // *original = the longest sequence before the scaling: the member at the top, else among the rotary settings, else
-// max_position_embeddings. Phi-3's class has 4096 at the top where the file has none. Two that differ are an error.
+// max_position_embeddings. Phi-3 has 4096 at the top by default. It is an error if both places differ.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
@@ -141,7 +141,7 @@ static const char *rope_factor(struct huggingface_config *h, const json_t *root,
     RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
     return rope_number(h, rope, "factor", 1e-6, (double)longest / (double)original, "rope-scaling-factor", name, error);
 }
-// Sets YaRN's options but factor, original length and attention factor; absent members have transformers' defaults.
+// Sets YaRN's options except factor, original length and attention factor. Absent members: transformers' defaults.
 static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, const char *name,
                              struct error_text *error) {
     double fast, slow, mscale, all_dim;
@@ -164,7 +164,7 @@ static const char *rope_attention_factor(struct huggingface_config *h, const jso
                ? rope_needs(h, rope, "attention_factor", "rope-attention-factor", name, error)
                : NULL;
 }
-// Sets the scaling's type and all its options. pairs: of a head's rotated elements, the length of longrope's lists.
+// Sets the scaling's type and options. pairs: the number of rotated pairs of a head, and of longrope's factors.
 static const char *rope_scaling(struct huggingface_config *h, const json_t *root, const json_t *rope,
                                 enum rope_scaling_type type, size_t pairs, const char *name, struct error_text *error) {
     char word[OPTION_NAME];
@@ -196,7 +196,8 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// *partial = a head's rotated fraction: by `rope`, else `root`, else the class's. In classes without it only 1 passes.
+// *partial = the fraction of a head's elements that is rotated: from `rope`, else from `root`, else the class's.
+// Refuses a fraction other than 1 for a class that always rotates all.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";
@@ -218,7 +219,8 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets windowed layers' theta if their settings, `sliding` (NULL: unscaled), are not full's; refuses a scaling then.
+// Sets the windowed layers' theta if their settings, `sliding` (NULL: without a scaling), differ from the full layers'.
+// Refuses a scaling that only the windowed layers have.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -248,7 +250,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// rope, empty before, = settings of all or the full layers; *sliding = the windowed layers', owned by root; NULL: none.
+// Gathers the settings of all or the full layers in `rope`, empty before. *sliding: the windowed layers', or NULL.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -281,7 +283,7 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
-// Sets CWM's settings, for a file with neither rope_parameters nor rope_scaling, whatever its rope_theta at the top.
+// Sets the rotary settings that CWM has if a file has no rope_parameters or rope_scaling, whatever rope_theta it has.
 static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "rope_type", json_string("llama3"));
     json_object_set_new(rope, "rope_theta", json_real(1e6));
@@ -290,7 +292,7 @@ static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "high_freq_factor", json_real(4));
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(8192));
 }
-// Sets all options of rotary positions, after heads and windows; rope: an empty object for the full layers' settings.
+// Sets all options of rotary positions. Heads and windows are set before. rope: an empty object, to gather settings in.
 static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
                              const struct architecture_traits *t, const char *name, struct error_text *error) {
     json_t *sliding;

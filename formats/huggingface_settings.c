@@ -1,4 +1,4 @@
-// Keeps the options that a config.json sets: texts, in the order in which they were read.
+// Keeps the options that a config.json sets, as texts, in the order in which they were read.
 #include <stdarg.h> // va_list
 #include <stdio.h>  // vasprintf
 #include <stdlib.h> // realloc, free

@@ -1,5 +1,5 @@
-// Lists what config.json of one architecture says otherwise than another's: a row of a table for each, which the reader
-// (huggingface_read.c, huggingface_rope.c) and the writer (huggingface_write.c) share.
+// What sets the config.json of each architecture apart: a row of a table, which the reader (huggingface_read.c,
+// huggingface_rope.c) and the writer (huggingface_write.c) share.
 #pragma once
 #include "config/config.h"           // struct config
 #include "formats/huggingface.h"     // enum architecture
@@ -52,22 +52,22 @@ struct huggingface_number {
 // Returns the shortest decimal that reads back as the value.
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = the layers an option's valid text marks. none: all `others`; N: layers N-1, 2N-1, .. !others; a
-// list: its ones. others: false for --no-rope-freq (mark: no RoPE), true for --window-attn-skip-freq (mark: window).
+// marks (num_layers) = the layers that an option's valid text marks. A list marks its ones, none gives all `others`,
+// and N gives layers N-1, 2N-1, .. !others. others: false for --no-rope-freq, true for --window-attn-skip-freq.
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
-// Returns the shortest text, none, N or a list, by which huggingface_marks with `others` sets `marks`. To be freed.
+// Returns the shortest text (none, N or a list) from which huggingface_marks makes `marks`. The caller frees the text.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
 
-// Adds defaults of huggingface_own_options that are not set, so that a contrary command line contradicts the file.
+// Adds the defaults of all huggingface_own_options that are not set, so that a contrary command line is noticed.
 void huggingface_set_defaults(struct huggingface_config *h);
 
-// Writes the members of rotary settings of architecture `a`, whose row is `t`, into the open object.
+// Writes the rotary settings of architecture `a`, whose row is `t`, as members of the open object.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a);
 // Adds the rotary settings of `root`, the config.json, to h, whose architecture, sizes and windows are set already.
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                                   const char *name, struct error_text *error);
-// Adds the settings that `root`, a config.json, or its class says, except vocab_size; not for ARCHITECTURE_OURS.
+// Adds the settings that the config.json `root` or its class determines, except vocab_size. Not for ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
 // Writes the members that huggingface_read_members reads, except tie_word_embeddings, and some for transformers only.

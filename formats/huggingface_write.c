@@ -1,5 +1,5 @@
-// The members of config.json, written. An option without a member in an architecture is not written, and a value that
-// its member can't have is written as another value: architecture_fits finds that the file reads back otherwise.
+// Writes the members of config.json. An option for which an architecture has no member is not written. A value that its
+// member can't have is written as another value: architecture_fits finds that the file reads back otherwise.
 #include <math.h>   // sqrt, nextafter
 #include <stdlib.h> // calloc, free
 #include <string.h> // strcmp
@@ -8,7 +8,7 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
-// Returns config.json's word for the activation, a constant; a class with a gate may lack the word, or mean another.
+// Returns config.json's word for the activation, a constant. A class with a gate may lack it, or mean another by it.
 static const char *activation_word(const struct config *c) {
     switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
@@ -59,7 +59,7 @@ static bool longrope_factor_follows(const struct config *c) {
     return c->model.rope_scaling_factor ==
            (double)c->model.max_position_embeddings / c->model.rope_original_max_position_embeddings;
 }
-// Writes the scaling's members. phi3: as transformers 4 has `type`, not rope_type, and lists; others only if needed.
+// Writes the scaling's members. phi3: as in transformers 4, with `type` for rope_type, and the factor only if needed.
 static void write_scaling(struct json *json, const struct config *c, bool phi3) {
     const int original = c->model.rope_original_max_position_embeddings;
     switch (c->model.rope_scaling_type) {
@@ -104,7 +104,7 @@ static void write_parameters(struct json *json, const char *key, const struct co
         json_decimal_double(json, "partial_rotary_factor", c->model.rotary_percent);
     json_object_end(json);
 }
-// Writes the theta of the layers with a window, where 0 the other layers'. The file has no scaling for these layers.
+// Writes the theta of layers with a window: 0 means the other layers' theta. The file has no scaling for these layers.
 static void write_local(struct json *json, const char *key, const struct config *c) {
     if (c->model.rotary_base_local == 0)
         json_decimal(json, key, c->model.rotary_base);
@@ -112,8 +112,8 @@ static void write_local(struct json *json, const char *key, const struct config 
         json_decimal_double(json, key, c->model.rotary_base_local);
 }
 
-// Writes the settings for old and new readers, twice alike: before transformers 5, rope_theta at the top and the rest
-// in rope_scaling, which transformers 5 reads first where it is there.
+// Writes the settings twice, for old and new readers. Before transformers 5 readers look for rope_theta at the top and
+// the rest in rope_scaling, which transformers 5 also reads first where it is there.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a) {
     const bool neox = t->form == FORM_GPT_NEOX, phi3 = a == ARCHITECTURE_PHI3;
@@ -148,7 +148,7 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
     json_object_end(json);
 }
 
-// Writes the windows' members; sliding_window is a number even without windows where the class makes both masks anyway.
+// Writes the windows' members. sliding_window is a number even without windows if the class makes both masks anyway.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
@@ -216,7 +216,7 @@ static void write_cap(struct json *json, const char *key, double cap) {
         json_decimal_double(json, key, cap);
 }
 
-// Writes what config.json of Llama's form has besides huggingface_write_members' own members, except rotary settings.
+// Writes the members of Llama's form that huggingface_write_members doesn't write itself, except rotary settings.
 static void write_llama(struct json *json, const struct config *c, const struct architecture_traits *t,
                         enum architecture a) {
     const bool gemma_later = t->gemma && t->query_pre_attn_scalar;
@@ -246,7 +246,7 @@ static void write_llama(struct json *json, const struct config *c, const struct 
         json_decimal(json, "embd_pdrop", c->model.hidden_dropout);
     }
 }
-// Writes the members of GPT-NeoX that classes of other forms lack or name otherwise, except rotary settings.
+// Writes the members that GPT-NeoX has and other forms lack or name otherwise, except rotary settings.
 static void write_gpt_neox(struct json *json, const struct config *c) {
     json_str(json, "hidden_act", activation_word(c));
     json_decimal(json, "layer_norm_eps", c->model.norm_epsilon);

@@ -7,7 +7,7 @@
 
 enum { DEEPEST = 64, LONGEST_NUMBER = 256 };
 
-// A scan of a line. Functions advance `at` over what they take; false: the line is not for them.
+// A scan of a line. Functions advance `at` over what they take. They return false where the line needs another parser.
 struct json_scan {
     const unsigned char *at, *end;
     unsigned char *text; // where the field's text goes
@@ -21,7 +21,7 @@ static void skip_space(struct json_scan *scan) {
     while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\t' || *scan->at == '\n' || *scan->at == '\r'))
         scan->at++;
 }
-// Takes white space and the next character, if any, whichever that is. Returns whether the character is this one.
+// Takes white space and the next character, whichever it is. Returns whether there was one, and it is `character`.
 static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;
@@ -92,7 +92,7 @@ static bool take_escape(struct json_scan *scan, unsigned char *out, int *count) 
     *count = utf8_encode(code, out);
     return true;
 }
-// Takes a string with its quotes. out (*out_bytes) = the text, no longer than in the line; out NULL: *out_bytes = 0.
+// Takes a string with its quotes. out (*out_bytes) = its text, no longer than in the line. out NULL: *out_bytes = 0.
 static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_bytes) {
     const unsigned char *const begin = out;
     if (!take(scan, '"'))
@@ -200,7 +200,7 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Takes a value, inside `depth` others. False: malformed, or for a parser. field (or NULL): the string for scan->text.
+// Takes a value inside `depth` others. Copies the string `field` (NULL for none) in it to scan->text. False: give up.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

@@ -5,10 +5,10 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Finds the string that a line (bytes), one JSON object, has in a field, a name, or names that dots separate for an
-// object within an object, "meta.text", which one name may be too: text (*text_bytes; room for `bytes`). False, text
-// undefined: the line is malformed, has no such string, or is for a parser to decide: an escape in a key, the field
-// twice, half a surrogate pair, NaN, a number over 256 characters, 64 levels of nesting. Where true, json.loads agrees.
+// Finds the string of one field in a line (bytes), a JSON object. field: a member's name, or names with dots between
+// for a member within a member, as "meta.text", which may be one name too. text (*text_bytes; room for `bytes`) = the
+// string. False, text undefined: the line is malformed, has no such string, or needs a full parser: a key with an
+// escape, the field twice, half a surrogate pair, NaN, a long number, deep nesting. Where true, json.loads agrees.
 bool json_field_find(unsigned char *text, size_t *text_bytes, const unsigned char *line, size_t bytes,
                      const char *field);
 __END_DECLS

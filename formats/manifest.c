@@ -67,7 +67,7 @@ char *manifest_text(const struct manifest *manifest, size_t *bytes) {
     return NULL;
 }
 
-// Refuses all but an object of exactly the members `keys` (jansson refuses duplicates). what: the object, for messages.
+// Refuses what is not an object with exactly the members `keys`; jansson refuses duplicates. what: for messages.
 static const char *manifest_members(const json_t *object, const char *const keys[3], const char *what,
                                     struct error_text *error) {
     if (!json_is_object(object))
@@ -94,7 +94,7 @@ static const char *manifest_count(int64_t *value, const json_t *object, const ch
     return NULL;
 }
 
-// Adds the file that entry `number`, from 0, describes; refuses a bad name, length or hash, and a name a second time.
+// Adds the file that entry `number`, from 0, describes. Refuses a bad name, length or hash, and a name that is there.
 static const char *manifest_parse_file(struct manifest *manifest, const json_t *entry, int number,
                                        struct error_text *error) {
     static const char *const keys[] = {"name", "bytes", "xxh3_128"};
@@ -127,7 +127,7 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
-// Fills the empty manifest from the file's value. An error lacks the file's name, and the manifest may hold some files.
+// Fills the empty manifest from the file's JSON. After an error it may hold some files; the text lacks the file's name.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

@@ -28,20 +28,20 @@ struct manifest {
 };
 
 __BEGIN_DECLS
-// Parses an untrusted text; manifest_free frees *manifest. Unknown members are refused: an engine that adds one also
-// raises the version. Returns NULL; else what is wrong, in `error`, beginning with `name`, and an empty *manifest.
+// Parses a text, which may be malformed. manifest_free frees *manifest. Unknown members are refused: an engine that
+// adds one also raises the version. Returns NULL, or, with an empty *manifest, the problem, which begins with `name`.
 const char *manifest_parse(struct manifest *manifest, const char *text, size_t bytes, const char *name,
                            struct error_text *error);
-// Returns the manifest as JSON text of *bytes, which the caller frees; NULL: out of memory.
+// Returns the manifest as JSON text of *bytes, which the caller frees; NULL when out of memory.
 char *manifest_text(const struct manifest *manifest, size_t *bytes);
 void manifest_free(struct manifest *manifest);
 
 // Whether a checkpoint's file may have the name: 1 to MANIFEST_FILE_NAME - 1 letters, digits, '_', '-' and '.', no '.'
 // in front, not MANIFEST_NAME. Such a name can't lead out of the folder or be hidden, and suits any file system.
 bool manifest_name_is_allowed(const char *name);
-// Returns the entry of that name, valid until manifest_add or manifest_free; NULL: none.
+// Returns the entry of that name, valid until manifest_add or manifest_free; NULL if there is none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
-// Adds an entry, its other fields zero, and returns it, valid until the next manifest_add or manifest_free; NULL: out
-// of memory. MANIFEST_FILES and the name are not checked: a name that is there is added again, a longer one is cut.
+// Adds an entry, its other fields zero. Returns it, valid until the next manifest_add or manifest_free; NULL when out
+// of memory. Checks neither MANIFEST_FILES nor the name: an existing name is added again, and a long one is cut.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);
 __END_DECLS

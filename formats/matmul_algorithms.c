@@ -45,7 +45,8 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// value = the text behind "key=", not empty: to a space, which must come and is taken; with `last` to the line's end.
+// Takes "key=" and the text after it, which must not be empty. value = the text up to a space, which must come and is
+// taken too, or with `last` up to the line's end.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -92,11 +93,11 @@ static const char *algorithms_take_us(struct algorithms_line *line, const char *
     snprintf(expected, sizeof expected, "%s= and microseconds", key);
     return algorithms_wrong(&before, expected);
 }
-// Returns the value of a hexadecimal digit in lower case; -1: none.
+// Returns the value of a hexadecimal digit in lower case; -1 if there is none.
 static int algorithms_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
-// bytes = what 128 digits after "algorithm=" say, to the line's end. Returns NULL, or what is wrong, in line->error.
+// Takes "algorithm=" and 128 digits, to the line's end; bytes = their value. NULL, or the problem, in line->error.
 static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned char bytes[64]) {
     struct algorithms_line before = *line;
     char value[ALGORITHMS_VALUE];
@@ -110,7 +111,7 @@ static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned 
     return good ? NULL : algorithms_wrong(&before, "algorithm= and 128 hexadecimal digits");
 }
 
-// Appends the product of a line. More than MATMUL_ALGORITHMS_ROWS, or one whose key an earlier line has, are an error.
+// Appends the product of a line. Refuses more than MATMUL_ALGORITHMS_ROWS products, and a key that an earlier line has.
 static const char *algorithms_read_row(struct matmul_algorithms *x, struct algorithms_line *line,
                                        const char *const *key_names) {
     struct matmul_algorithm *const row = &x->rows[x->count];
@@ -134,7 +135,7 @@ static const char *algorithms_read_row(struct matmul_algorithms *x, struct algor
     x->count++;
     return NULL;
 }
-// Reads a whole line: by line->number the title, the device, or a product. Returns NULL, or what is wrong.
+// Reads a whole line: the first is the title, the second the device, the others are products. NULL or the problem.
 static const char *algorithms_read_line(struct matmul_algorithms *x, struct algorithms_line *line,
                                         const char *const *key_names) {
     int64_t multiprocessors;

@@ -35,11 +35,11 @@ struct matmul_algorithms {
 };
 
 __BEGIN_DECLS
-// Parses a text of which nothing is trusted. key_names (MATMUL_ALGORITHMS_KEY): the names of a product's numbers.
-// Returns NULL, or what is wrong, in `error`: "NAME: line 3: ..."; *algorithms then has the products before that line.
+// Parses a text, which may be malformed. key_names (MATMUL_ALGORITHMS_KEY): the names of a product's numbers. Returns
+// NULL or the problem, as "NAME: line 3: ..."; *algorithms then has the products before that line.
 const char *matmul_algorithms_parse(struct matmul_algorithms *algorithms, const char *const *key_names,
                                     const unsigned char *data, uint64_t bytes, const char *name,
                                     struct error_text *error);
-// Returns the file's text, of *bytes, which the caller frees; NULL: out of memory.
+// Returns the file's text, of *bytes, which the caller frees; NULL when out of memory.
 char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes);
 __END_DECLS

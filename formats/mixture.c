@@ -10,14 +10,14 @@
 
 static const char SPACES[] = " \t\n\r\v\f";
 
-// The number of bytes of the word at the start of a text, which ends at a space that no backslash precedes.
+// The number of bytes of the word at the start of a text, which ends at a space that no backslash escapes.
 static size_t word_length(const char *text) {
     size_t n = 0;
     while (text[n] && !strchr(SPACES, text[n]))
         n += text[n] == '\\' && text[n + 1] ? 2 : 1;
     return n;
 }
-// Returns the next word, backslashes kept, which the caller frees; moves *text on. NULL: none. Out of memory is fatal.
+// Returns the next word, with its backslashes, and moves *text behind it. The caller frees it. NULL if no word is left.
 static char *next_word(const char **text, const char *option) {
     const char *const begin = *text + strspn(*text, SPACES);
     const size_t length = word_length(begin);
@@ -46,8 +46,8 @@ bool mixture_is_named(const char *text) {
 
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// Writes to name (size bytes) the last `folders` + 1 components of a whole list of patterns, cut at their first comma,
-// without wildcards, a last .bin or .idx, and outer separators. Returns whether the list has more components.
+// Makes a short name (size bytes) of a list of patterns: the list's last `folders` + 1 components, up to a comma,
+// without wildcards, a last .bin or .idx, and separators at its ends. Returns whether the list has more components.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -67,7 +67,7 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
-// Whether short_name, with any number of folders, gives `name` to another part than `part`, or a part before has it.
+// Whether an earlier part has the name, or short_name, with any `folders`, gives it to a part other than `part`.
 static bool is_taken(const struct mixture *mixture, int part, const char *name) {
     char other[NAME];
     for (int i = 0; i < mixture->count; i++) {
@@ -82,7 +82,7 @@ static bool is_taken(const struct mixture *mixture, int part, const char *name) 
     }
     return false;
 }
-// Names parts by the fewest last components (short_name) that are no other's; else by the pattern, maybe with a number.
+// Names each part by the fewest last components (short_name) that no other has, or by its pattern, maybe with a number.
 static void name_parts(struct mixture *mixture) {
     enum { LONGEST = 200 };
     char own[NAME];
@@ -102,11 +102,11 @@ static void name_parts(struct mixture *mixture) {
     }
 }
 
-// Returns the largest number that divides a and b; the other one where one is 0.
+// Returns the largest number that divides a and b. Where one of them is 0, returns the other.
 static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
 
-// Sets the integer weights, in lowest terms, in the ratios of `weights` (count), whose sum is above 0: exactly for
-// decimals of few digits, else to a billionth of their sum. A weight above 0 stays above 0.
+// Sets the parts' integer weights, in lowest terms, in the ratios of `weights` (count), whose sum is above 0. They are
+// exact for decimals of few digits, else to a billionth of the sum. A weight above 0 stays above 0.
 static void set_weights(struct mixture *mixture, const double *weights) {
     double sum = 0, scale = 1;
     bool exact = false;
@@ -194,7 +194,7 @@ static uint64_t weights_sum(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part of the next sample after taken (count, each below 2^31): the first of least (2 taken + 1) / weight.
+// Returns the part to take next after taken[i] < 2^31 of part i: the first part with the least (2 taken + 1) / weight.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {
@@ -205,8 +205,8 @@ static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     }
     return best;
 }
-// taken (count) = the samples of each part among the mixture's first n, without *cycles whole rounds: a round has as
-// many samples as the weights' sum, of each part its weight. Returns the part of sample n.
+// Counts each part's samples among the mixture's first n: *cycles whole rounds, then taken (count). A round has as many
+// samples as the weights' sum, and of each part as many as its weight. Returns the part of sample n.
 static int count_taken(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
     const uint64_t all = weights_sum(mixture), rest = n % all, parts = (uint64_t)mixture->count;
     // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.

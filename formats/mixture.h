@@ -2,8 +2,8 @@
 // Weights count samples. They become integers, and the order follows only from these: the samples j = 0, 1, ... of set
 // i are put in order by (2j + 1) / weight_i, ties by i. So after n samples of the run a set with the share w of the
 // weights has given w n samples, give or take one or two. No state is kept: the place of any sample is computed, by
-// integers that are exact on each machine. Each set has its own order and epochs (formats/sample_order.h), the same
-// that it would have as the only set.
+// integers that are exact on each machine. Each set has its order and epochs (formats/sample_order.h) as if it were the
+// only set.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -33,16 +33,16 @@ struct mixture_place {
 __BEGIN_DECLS
 // Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
 bool mixture_is_named(const char *text);
-// Fills *mixture, which mixture_close frees, from a mixture (mixture_is_named) or a set's patterns (commas between);
-// first_sample, `before`: 0. A \ keeps a space in a mixture's pattern. A bad text ends the program, naming `option`.
+// Fills *mixture, for mixture_close, from the text of a mixture (mixture_is_named), or one set's patterns with commas
+// between. A \ keeps a space in a mixture's pattern. first_sample, `before`: 0. A bad text ends the program.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
-// path (size bytes) = a file that a pattern of any set matches; false: none, or too long. A bad text ends the program.
+// path (size bytes) = a file that any set's patterns match. False: none, or no room. A bad text ends the program.
 bool mixture_any(const char *text, const char *option, char *path, size_t size);
 
-// Returns the place of a sample of the run, first_sample or later. Of the parts only weight and `before` are read.
+// Returns the place of a sample of the run, first_sample or later. Reads only the parts' weight and `before`.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
-// The number of samples of a part, `before` included, taken before sample `sample` of the run, first_sample or later.
+// The number of a part's samples that were taken before `sample` of the run (first_sample or later), `before` included.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);
 // Returns the part's share of the weights, 0 to 1.
 double mixture_share(const struct mixture *mixture, int part);

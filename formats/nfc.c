@@ -59,7 +59,7 @@ static int nfc_decompose(uint32_t code, uint32_t *out) {
     return unicode_decompositions[low][2] ? first + nfc_decompose(unicode_decompositions[low][2], out + first) : first;
 }
 
-// Returns the character that two compose to; 0: they do not.
+// Returns the character that two characters compose to; 0: they do not compose.
 static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     const uint32_t lead = first - HANGUL_LEADS, vowel = second - HANGUL_VOWELS; // a code below wraps around
     const uint32_t syllable = first - HANGUL_SYLLABLES, trail = second - HANGUL_TRAILS;
@@ -83,7 +83,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts marks, codes (count), none of class 0, stably by class: by counting, since runs may be long. scratch: (count).
+// Sorts codes (count), all of them marks, by class, stably. Counts classes, since runs may be long. scratch: (count).
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;
@@ -112,8 +112,8 @@ static void nfc_sort(uint32_t *codes, size_t count, uint32_t *scratch) {
     }
 }
 
-// Combines characters, codes (count), from nfc_sort, in place; returns how many remain. A mark joins the last starter
-// (class 0) unless a mark of its own or a higher class blocks it; a starter joins only the starter directly before it.
+// Combines characters in place, codes (count) from nfc_sort; returns how many remain. A mark joins the last starter
+// (class 0) unless a mark between, of its own or a higher class, blocks it. A starter joins only one right before it.
 static size_t nfc_compose_all(uint32_t *codes, size_t count) {
     size_t out = 0, starter = SIZE_MAX;
     uint32_t last_class = 0;

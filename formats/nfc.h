@@ -7,8 +7,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Whether NFC may change the text, which is well-formed UTF-8: a quick check, of which only false is certain.
+// Whether NFC may change the text, which is well-formed UTF-8. The check is quick: only false is certain.
 bool nfc_may_change(const unsigned char *text, size_t bytes);
-// Returns the NFC of well-formed UTF-8, of *out_bytes, not ended by 0, which the caller frees; NULL: out of memory.
+// Returns the NFC of well-formed UTF-8, *out_bytes long without a 0 at the end. The caller frees it. NULL: no memory.
 unsigned char *nfc_normalize(const unsigned char *text, size_t bytes, size_t *out_bytes);
 __END_DECLS

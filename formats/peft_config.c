@@ -38,7 +38,7 @@ static bool is_among(const char *key, const char *const *keys, size_t count) {
             return true;
     return false;
 }
-// Whether a setting has the value of one that is not used: null, false, an empty list or object.
+// Whether a setting's value says that the setting is not used: null, false, an empty list or object.
 static bool is_off(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
@@ -64,7 +64,7 @@ static const char *check_others(const json_t *root, const char *name, struct err
     }
     return NULL;
 }
-// Refuses a text other than `wanted`; absent and null are `wanted` where `optional`.
+// Refuses a text other than `wanted`. With `optional`, the member may be absent or null.
 static const char *check_text(const json_t *root, const char *key, const char *wanted, bool optional, const char *name,
                               struct error_text *error) {
     const char *value;
@@ -74,7 +74,7 @@ static const char *check_text(const json_t *root, const char *key, const char *w
         return error_format(error, "%s: %s is '%s'; expected '%s'", name, key, json_show(value).text, wanted);
     return NULL;
 }
-// Refuses initial values for which peft changes the base's weights, or needs more than the two matrices.
+// Refuses an init_lora_weights with which peft changes the base's weights, or needs more than the two matrices.
 static const char *check_initialization(const json_t *root, const char *name, struct error_text *error) {
     static const char *const plain[] = {"gaussian", "orthogonal", "eva"};
     const json_t *value = json_object_get(root, "init_lora_weights");
@@ -88,7 +88,7 @@ static const char *check_initialization(const json_t *root, const char *name, st
         name, shown(value).text);
 }
 
-// Appends `value`, ASCII without space or comma, to c->targets, of *used bytes. number: the index of `value`, from 0.
+// Appends `value`, a name in ASCII without space or comma, to c->targets (*used bytes). number: its index, from 0.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];
@@ -112,7 +112,7 @@ static const char *add_target(struct peft_config *c, size_t *used, const json_t 
     *used += length;
     return NULL;
 }
-// Sets c->targets, after an error maybe too, from target_modules: names or PEFT_ALL_LINEAR, no regular expression.
+// Sets c->targets from target_modules: names or PEFT_ALL_LINEAR, no regular expression. May be set after an error, too.
 static const char *read_targets(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     const json_t *value = json_object_get(root, "target_modules");
     size_t used = 0;
@@ -188,7 +188,7 @@ const char *peft_config_read(struct peft_config *c, const char *folder, struct e
     return problem;
 }
 
-// Writes lora_alpha, as an integer where it is one: peft declares it so, and takes any number.
+// Writes lora_alpha, as an integer where it is whole: peft declares an integer, but takes any number.
 static void write_alpha(struct json *json, float alpha) {
     if (alpha == floorf(alpha))
         json_int(json, "lora_alpha", (int64_t)alpha);

@@ -25,14 +25,14 @@ struct peft_config {
 };
 
 __BEGIN_DECLS
-// Parses the bytes of an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success
-// the caller calls peft_config_free; on failure nothing is held.
+// Parses the bytes of an adapter_config.json, which may be malformed. name: the file's, for messages. On success the
+// caller calls peft_config_free; on failure nothing is held.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 // Reads the adapter_config.json of a folder, as peft_config_parse does.
 const char *peft_config_read(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
-// Whether a name of target_modules, of `length` bytes, names the module: is all of `module`, or its end behind a dot.
+// Whether `name` (length bytes), from target_modules, means a module: it is all of `module`, or its end behind a dot.
 bool peft_name_matches(const char *name, size_t length, const char *module);
 // Writes an adapter_config.json that peft reads as these settings, of which no text is NULL. Errors stay in `out`.
 void peft_config_write(FILE *out, const struct peft_config *c);

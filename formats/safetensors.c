@@ -11,8 +11,8 @@
 
 enum { SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
-// The types in the reference implementation's order. A file holds its tensors by type from the last row to the first,
-// so that each is aligned.
+// The types in the reference implementation's order. A file holds the last row's tensors first, so that each is
+// aligned.
 static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
     const char *name;
@@ -49,7 +49,7 @@ static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensor
 const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return safetensors_dtype_row(dtype)->name; }
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) { return (uint64_t)safetensors_dtype_row(dtype)->bytes; }
 
-// *bytes = the bytes of a tensor by its type and shape; false, with *bytes undefined, when a product is 2^64 or more.
+// *bytes = a tensor's bytes, by its type and shape. False, *bytes undefined, if a product is 2^64 or more.
 static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
     uint64_t elements = 1; // multiplied in order, so that [2^63, 4, 0] is too large, as it is to the reference
     for (int i = 0; i < tensor->dims; i++)
@@ -122,7 +122,7 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     return NULL;
 }
 
-// Fills a tensor, its name the header's `key`, and checks its bytes by type and shape, not by the data's length.
+// Fills a tensor, named `key`, from its description. Checks its bytes by type and shape, but not by the data's length.
 static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, const char *key,
                                             const json_t *description, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];
@@ -202,7 +202,7 @@ static const char *safetensors_check_offsets(struct safetensors *file, const cha
     return NULL;
 }
 
-// Fills file->tensors, sorted by name, and count from header and data_bytes. After an error the caller closes *file.
+// Fills file->tensors, sorted by name, and file->count from the header. After an error the caller closes *file.
 static const char *safetensors_parse_header(struct safetensors *file, const char *name, struct error_text *error) {
     const char *key, *problem;
     json_t *value;
@@ -223,7 +223,7 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// *length = the length of the JSON, from the `first` 8 bytes; refuses one beyond file_bytes, and a file below 8 bytes.
+// *length = the JSON's length, from the file's `first` 8 bytes. Refuses one beyond file_bytes, and a file of under 8.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)
@@ -276,7 +276,7 @@ const char *safetensors_parse(struct safetensors *file, const unsigned char *dat
     return problem;
 }
 
-// Fills *file, path NULL and fd -1, from the header of the open `fd`, the caller's. After an error nothing is held.
+// Reads the header of the open `fd`, the caller's, into *file, without path and fd. After an error nothing is held.
 static const char *safetensors_read_header(struct safetensors *file, int fd, uint64_t file_bytes, const char *path,
                                            struct error_text *error) {
     unsigned char first[8] = {0};
@@ -408,7 +408,7 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts tensors into the file's order; sets begin, bytes, *data_bytes. Refuses __metadata__, equal names, 2^63 bytes.
+// Sorts tensors as in the file; sets begin, bytes and *data_bytes. Refuses __metadata__, a name twice, and 2^63 bytes.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);
@@ -427,7 +427,7 @@ static const char *safetensors_place(struct safetensors_tensor *tensors, int cou
     return NULL;
 }
 
-// Writes the header's JSON, of tensors from safetensors_place. Errors stay in `out`.
+// Writes the header's JSON. The tensors come from safetensors_place. Errors stay in `out`.
 static void safetensors_write_json(FILE *out, const struct safetensors_tensor *tensors, int count,
                                    const struct safetensors_pair *metadata, int pairs) {
     fputs(pairs ? "{\"__metadata__\":{" : "{", out);

@@ -1,11 +1,11 @@
 // safetensors: tensors in a file, and the index of a model in several files. https://github.com/huggingface/safetensors
-//     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
-//     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
+//    u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
+//    "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
 // Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
 // header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
 // that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
-// for byte as it writes them. Functions that return const char * return NULL, or what is wrong, in `error`, beginning
-// with the file's name.
+// for byte as it writes them. Functions that return const char * return NULL or, in `error`, the file's name and a
+// problem.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -59,26 +59,25 @@ __BEGIN_DECLS
 const char *safetensors_dtype_name(enum safetensors_dtype dtype); // "BF16"; a constant
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype);   // bytes of an element
 
-// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, closing is harmless.
+// Opens a file and parses its header. The caller closes it; after an error nothing is held, and closing it is harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// Parses untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`, with the whole
-// header where the file has it, and is not needed afterwards. On success the caller closes *file, from which
-// safetensors_read can't read; on failure nothing is held.
+// Parses a file's header in memory. data: the first `available` of the file's file_bytes, with the whole header if it
+// has one. The caller closes *file, from which safetensors_read can't read; after an error nothing is held.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
-// Returns the tensor of that name, valid until the file is closed; NULL: none.
+// Returns the tensor of that name, valid until the file is closed; NULL if there is none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// *result = what safetensors_find returns: none, or a shape other than `shape` (dims), is an error; any type is fine.
+// *result = the tensor of that name. A missing one, or another shape than `shape` (dims), is an error; any type passes.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
-// Returns the value of a key of __metadata__, valid until the file is closed; NULL: none.
+// Returns the value of a key of __metadata__, valid until the file is closed; NULL if there is none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
-// out (bytes) = bytes from `offset` on in a tensor of a file that safetensors_open opened. Threads may call it at once.
+// out (bytes) = a tensor's bytes from `offset` on, of a file from safetensors_open. Several threads may call it.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
                              uint64_t bytes, void *out, struct error_text *error);
-// out (n) = raw's elements, maybe unaligned, F64 rounded to nearest; false: not F16, BF16, F32 or F64, nothing written.
+// out (n) = raw's elements, maybe unaligned, as floats; F64 is rounded. False, out unset: not F16, BF16, F32 or F64.
 bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n);
 
 // ---- writing: the header is laid out first; the data then follows in the order of the sorted tensors ----
@@ -89,8 +88,8 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Plans a file: sorts tensors (name, each once, dtype, dims and shape set) as in the file, sets begin, bytes. The
-// caller frees layout->header, NULL after an error. metadata (pairs) keeps order; Hugging Face wants "format": "pt".
+// Plans a file: sorts the tensors as in the file and sets begin and bytes. The caller has set the other fields, and
+// frees layout->header, NULL after an error. metadata (pairs) keeps its order; Hugging Face wants "format": "pt".
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);
@@ -113,7 +112,7 @@ const char *safetensors_index_open(struct safetensors_index *index, const char *
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);
 void safetensors_index_close(struct safetensors_index *index);
-// Returns the name of the file that holds a tensor, valid until the index is closed; NULL: none.
+// Returns the name of the file that holds a tensor, valid until the index is closed; NULL if there is none.
 const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor);
 // Writes an index as transformers does: indented, tensors sorted. Sorts the entries. Errors stay in `out`.
 void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count, uint64_t total_bytes);

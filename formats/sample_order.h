@@ -1,8 +1,7 @@
 // The order of the samples of a set of shards: one global sequence that depends only on the shards, the length of a
-// sample and the seed. Epoch after epoch it has the shards in a shuffled order, and within each shard its windows in a
-// shuffled order (without shuffling: file order). The permutations are computed, not stored, so that a shard of any
-// size costs no memory. Shards that are added at the end of the list while a run is stopped are used from the next
-// epoch on (sample_order_resume).
+// sample and the seed. Each epoch has the shards in a shuffled order, and within each shard its windows in a shuffled
+// order (without shuffling: file order). The permutations are computed, not stored, so that a shard of any size costs
+// no memory. Shards added at the end of the list while a run is stopped are used from the next epoch on.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -32,23 +31,23 @@ struct sample_order {
 };
 
 __BEGIN_DECLS
-// Returns the key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
+// Returns the key of an epoch's permutation: of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
 uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
-// Returns the image of `index`, below n, under a permutation of 0..n-1 that `key` chooses.
+// Returns where the permutation of 0..n-1 that `key` chooses takes `index`, which is below n.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 
-// Fills the zeroed *order, with all shards from the start, for sample_order_close. windows (num_files): samples of each
-// shard, not all 0; windows and `option` stay the caller's, and must stay. Out of memory ends the program.
+// Fills the zeroed *order with all shards from the start; sample_order_close frees it. windows (num_files): the samples
+// of each shard, not all 0. windows and `option` stay the caller's and must stay valid. Out of memory ends the program.
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);
-// Sets changes by first_epoch, rising from 0, and files of `changes` (count > 0); derives the rest. No memory: fatal.
+// Sets the changes of the data by first_epoch, rising from 0, and files of `changes` (count > 0). Derives the rest.
 void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
-// Sets the changes of a run that is at `sample`, as sample_order_set_changes does. Shards that were added since the
-// last change are used from the first epoch that has not begun, which may begin at `sample`.
+// Sets the changes of a run that resumes at `sample`. Shards that were added since the last change are used from the
+// first epoch that has not begun, which may begin at `sample`.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
-// Finds a sample of the set: *file = its shard's index, *window = its window there. Keeps the epoch for the next call.
+// Finds a sample: *file = its shard's index, *window = its window there. Keeps the epoch's order for the next call.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
-// Returns the epoch of a sample, from 0. *part (unless NULL) = the part of this epoch before the sample, 0 to 1.
+// Returns the epoch of a sample, from 0. *part (NULL: not wanted) = how much of the epoch lies before it, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);
 __END_DECLS

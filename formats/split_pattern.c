@@ -41,7 +41,7 @@ struct split_rewrite {
     const char *problem; // what is refused, for the message; NULL: nothing
 };
 
-// Appends bytes to the pattern that is written; sets `full`, and appends nothing, where they do not fit.
+// Appends bytes to `out`. Where they do not fit, sets `full` and appends nothing.
 static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
     if (bytes > SPLIT_PATTERN_REWRITTEN_LONGEST - r->length) {
         r->full = true;
@@ -52,14 +52,14 @@ static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
 }
 static void split_puts(struct split_rewrite *r, const char *text) { split_put(r, text, strlen(text)); }
 
-// Writes ranges of characters: as they are within a class, where `negated` has no effect, else as a (negated) class.
+// Writes ranges of characters: within a class as they are, else as a class, which is negated with `negated`.
 static void split_put_class(struct split_rewrite *r, const char *ranges, bool negated) {
     split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
     split_puts(r, ranges);
     split_puts(r, r->in_class ? "" : "]");
 }
 
-// Writes white space or, `negated`, all else, in or outside a class: PCRE2's \s without U+180E, not white since 6.3.
+// Writes white space or, with `negated`, all else: PCRE2's \s without U+180E, which Unicode 6.3 no longer counts.
 static void split_put_space(struct split_rewrite *r, bool negated) {
     static const char space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
                                 "\\x{202f}\\x{205f}\\x{3000}";
@@ -69,8 +69,8 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes the general category of `category`'s first `letters` letters, or all other characters. Where PCRE2's Unicode
-// is older than the `tokenizers` package's, newer characters are listed; their complement within a class is refused.
+// Writes the category named by the first `letters` letters of `category`, or with `negated` all other characters. Lists
+// newer characters if PCRE2's Unicode is older than the `tokenizers` package's; refuses to negate these in a class.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;
@@ -107,7 +107,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
     return (size_t)(c - r->in);
 }
 
-// Copies the category at r->in, after its p: {L} of \p{L}, {Lu} of \P{Lu}; sets r->problem for another property.
+// Copies the category that follows \p or \P at r->in, as {L} or {Lu}. Sets r->problem for another property.
 static void split_copy_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
@@ -124,7 +124,7 @@ static void split_copy_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Writes the code point at r->in as \x{...}: with `braces` \x's {1 to 6 hex digits}, else \u's 4, or sets r->problem.
+// Writes the code point at r->in as \x{...}. braces: reads \x's {1 to 6 hex digits}, else \u's 4. May set r->problem.
 static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
@@ -141,13 +141,13 @@ static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     split_puts(r, "}");
 }
 
-// Whether the escape from `escape` to r->in, within a class, is an end of a range: has a hyphen beside it.
+// Whether the escape from `escape` to r->in, within a class, is an end of a range: a hyphen stands beside it.
 static bool split_is_range_end(const struct split_rewrite *r, const char *escape) {
     const bool before = escape[-1] == '-' && escape[-2] != '[' && escape[-2] != '^' && escape[-2] != '\\';
     return before || (r->end - r->in > 1 && r->in[0] == '-' && r->in[1] != ']');
 }
 
-// Copies or replaces the escape at r->in, within a class or outside; sets r->problem for one that is refused.
+// Copies or replaces the escape at r->in, within a class or outside. Sets r->problem for an escape that is refused.
 static void split_escape(struct split_rewrite *r) {
     static const char punctuation[] = "!\"#$%&'()*+,-./:;=?@[\\]^_{|}~ ";
     const char *escape = r->in++;
@@ -170,7 +170,7 @@ static void split_escape(struct split_rewrite *r) {
         r->problem = "a range that begins or ends in an escape for many characters";
 }
 
-// Copies the beginning of the group at r->in, "(" or "(?i:" for instance; sets r->problem for a kind that is refused.
+// Copies the beginning of the group at r->in, as "(" or "(?i:". Sets r->problem for a kind of group that is refused.
 static void split_group(struct split_rewrite *r) {
     static const char *const kinds[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
     const size_t left = (size_t)(r->end - r->in);
@@ -190,7 +190,7 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Copies {3}, {1,} or {1,3}. Refuses +, ?, * or { behind them, to Oniguruma other repetitions, and {,3}, to it {0,3}.
+// Copies {3}, {1,} or {1,3}. Refuses {,3}, and +, ?, * or { behind the braces: Oniguruma reads these differently.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;
@@ -287,7 +287,7 @@ static const char *split_compile(struct split_pattern *pattern, const char *rege
     return NULL;
 }
 
-// *rewritten = the pattern in PCRE2's language, of *rewritten_bytes, which the caller frees, after an error too.
+// *rewritten = the pattern in PCRE2's language, *rewritten_bytes long. The caller frees it, even after an error.
 static const char *split_translate(const char *regex, size_t bytes, char **rewritten, size_t *rewritten_bytes,
                                    const char *name, struct error_text *error) {
     struct split_rewrite rewrite;

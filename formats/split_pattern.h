@@ -14,16 +14,16 @@ struct split_pattern; // a compiled pattern
 struct split_search;  // the memory and the limits that one thread searches with
 
 __BEGIN_DECLS
-// *pattern = regex (bytes, then a 0) compiled, which split_pattern_free frees; NULL after an error. name: for messages.
+// *pattern = the compiled regex (bytes, then a 0), for split_pattern_free; NULL after an error. name: for messages.
 const char *split_pattern_compile(struct split_pattern **pattern, const char *regex, size_t bytes, const char *name,
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// Allocates a thread's search of texts of at most `longest` bytes, which raise its limit of steps; NULL: out of memory.
+// Returns a search for one thread; its limit of steps suits texts of up to `longest` bytes. NULL when out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
-// Finds the first match from byte `from` on, at which a character begins: returns 1 and its bytes [*begin, *end), which
-// may be none; 0: there is no match; below 0: a limit of steps or memory was exceeded. Lookbehinds see the text before.
+// Finds the first match from byte `from` on, where a character begins. Returns 1 and its bytes [*begin, *end), which
+// may be none; 0: no match; below 0: a limit of steps or memory was exceeded. Lookbehinds see the text before `from`.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS

@@ -100,7 +100,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
     return NULL;
 }
 
-// *type = the type of a dtype code of Megatron's; the floating-point codes (6, 7) are refused.
+// *type = the type that a dtype code of Megatron means. Refuses the codes of floating-point types (6, 7).
 static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
                                        struct error_text *error) {
     switch (code) {
@@ -115,7 +115,7 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that the sequences, lengths (u32 tokens of `width` bytes) at pointers (u64 bytes), fill the .bin in turn.
+// Checks that the sequences fill the .bin in turn. lengths: u32, in tokens of `width` bytes; pointers: u64, in bytes.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -228,7 +228,7 @@ static const char *shard_open(struct token_file *file, const char *path, struct 
     return problem;
 }
 
-// Maps an index; unmap_index unmaps it. *index: NULL for an empty file.
+// Maps an index into memory, for unmap_index. *index is NULL for an empty file.
 static const char *map_index(const unsigned char **index, uint64_t *bytes, const char *path, struct error_text *error) {
     int fd;
     *index = NULL;

@@ -35,33 +35,33 @@ const char *token_format_name(enum token_format format); // in messages; a const
 const char *token_type_name(enum token_type type);       // in messages, as uint16; a constant
 uint64_t token_type_bytes(enum token_type type);         // of a token
 
-// Fills the zeroed *file (token_file_close frees it; an error leaves nothing), but no documents or digest, from
-// Megatron's .bin at `path` where its .idx is beside it, else a shard of llm.c or to finetune on. Nothing stays open.
+// Fills the zeroed *file, but not documents and digest, from Megatron's .bin at `path` if its .idx is beside it, else
+// from a shard of llm.c or to finetune on. Nothing stays open. token_file_close frees it; not after an error.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
-// *digest = a hash, 1 to 2^63 - 1, of the length of file->path and of a few parts, the header among them; undefined
-// after an error. A file written anew almost always has another digest. The cost does not depend on the length.
+// *digest = a hash, 1 to 2^63 - 1, of the file's length and of a few parts, the header among them. A file written anew
+// almost always has another digest. The cost does not depend on the length. After an error *digest is undefined.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes of memory each; does nothing
-// where they were read, and for files of other formats.
+// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes each. Does nothing if they were
+// read before, or if the file has another format.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
-// out (n) = tokens first..first+n-1 (below file->tokens) of `fd`; refuses one outside vocab_size. raw: n of file->type.
+// out (n) = the file's tokens first..first+n-1, which it has. Refuses one outside vocab_size. raw: scratch, n tokens.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
-// Returns `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
+// Returns `path` with `ending` replaced, which the caller frees. NULL: the path ends otherwise, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
 // ---- the parsers, of untrusted bytes in memory: they set what the format has, but no path, documents and digest ----
-// Parses the header of a shard of llm.c of file_bytes; data: the first data_bytes, the whole header if the file has it.
+// Parses the header of an llm.c shard, file_bytes long. data: its first data_bytes, the whole header if it has one.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
 // Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Allocates and fills file->documents (NULL before), but for empty ones, by an index that megatron_index_parse accepts.
+// Allocates and fills file->documents, NULL before, without empty documents. megatron_index_parse has taken the index.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
-// out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
-// vocabulary, whose value is then in *outside.
+// out (n) = the tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
+// vocabulary, and that token's value in *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

@@ -40,7 +40,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The number of bytes of the first pattern, up to a comma outside {a,b} without a backslash; of a file's name, all.
+// The number of bytes of the first pattern: to a comma outside {a,b} that has no backslash, or all of a file's name.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))

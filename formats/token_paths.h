@@ -6,9 +6,9 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Returns the *count paths that match a pattern of the list (commas between), each once, in byte order, an .idx as its
-// .bin; the caller frees them and the list. A pattern without a match ends the program, naming `option`.
+// Returns the *count paths that match a list of patterns, each once, in byte order; an .idx becomes its .bin. The
+// caller frees the paths and the list. A pattern without a match ends the program, naming `option`.
 char **paths_find(const char *patterns, const char *option, int *count);
-// path (size bytes) = a file that a pattern matches, maybe an .idx; false: none, or too long. Never ends the program.
+// path (size bytes) = a file that a pattern matches, maybe an .idx. False: none, or path is too short. Never exits.
 bool paths_any(const char *patterns, char *path, size_t size);
 __END_DECLS

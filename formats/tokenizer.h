@@ -39,19 +39,19 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Fills *tokenizer, which tokenizer_free frees, from the file at `path`; after an error nothing is held. end_of_text
-// and begin_of_text are by tokenizer_config.json beside the file, else special_tokens_map.json, else tokenizer_parse's.
+// Reads the tokenizer.json at `path` into *tokenizer, for tokenizer_free; after an error it holds nothing. end_of_text
+// and begin_of_text are by tokenizer_config.json beside it, else special_tokens_map.json, else tokenizer_parse.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// Parses a tokenizer.json; tokenizer_free frees *tokenizer (after an error nothing is held). end_of_text is
-// <|endoftext|>, else <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: the file, for messages.
+// Parses a tokenizer.json; tokenizer_free frees *tokenizer, which holds nothing after an error. end_of_text is the
+// first that it has of <|endoftext|>, <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// Creates a tokenizer of bytes, which tokenizer_free frees: token i is byte i, and with vocab_size 257 the last one is
-// <|endoftext|>, an added token. Other sizes than 256 and 257 are an error.
+// Creates a tokenizer of bytes, which tokenizer_free frees. Token i is byte i. With vocab_size 257 the last token is
+// <|endoftext|>, an added token. Sizes other than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
-// end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text
-// its bos_token. An eos_token that the tokenizer does not have is an error; such a bos_token is ignored.
+// Sets end_of_text to the eos_token of a tokenizer_config.json or special_tokens_map.json, and begin_of_text to its
+// bos_token, where it has them. An eos_token that the tokenizer does not have is an error; such a bos_token is ignored.
 const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes,
                                     const char *name, struct error_text *error);
 void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
@@ -59,23 +59,23 @@ void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
 // *path = the tokenizer.json beside a shard, data/c_train_000.bin: the first that is there of
 // data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False: none is, or path is too short.
 bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
-// out = PREFIX, then `sibling`, for a path PREFIXtokenizer.json; false: another path, no such file, or out too short.
+// out = `path` with `sibling` for the tokenizer.json at its end. False: another ending, no such file, out too short.
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
-// *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 where an error is returned.
-// Added tokens are found in the text, special ones too, as in the package.
+// *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 after an error. Added
+// tokens are found in the text, special ones too, as in the `tokenizers` package.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error);
-// Encodes as tokenizer_encode does, and keeps the pieces' ids in `cache` (formats/piece_cache.h), which only one thread
-// and this tokenizer may use; NULL: no cache.
+// Encodes as tokenizer_encode does, and keeps the ids of pieces in `cache` (formats/piece_cache.h; NULL: no cache).
+// Only one thread and this tokenizer may use the cache.
 const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
                                     size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
                                     struct error_text *error);
-// Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
+// Whether a token is an added one, as special tokens are: a text is searched for these before all others.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// Returns the tokenizer's own text of an id, *length bytes, maybe part of a character, no 0 behind; NULL: no such id.
+// Returns an id's text in the tokenizer, *length bytes without a 0, maybe part of a character. NULL: no such id.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
-// Whether one space before a decoded text is to be left out by the caller, since encoding has put one there.
+// Whether the caller must leave out one space before a decoded text, because encoding has put one there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);
 // *vocabulary = a copy of the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,

@@ -46,7 +46,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 static bool put_value(FILE *out, const json_t *value);
-// Appends an object, members by name, without members that say nothing; false: out of memory.
+// Appends an object, its members in the order of their names, without those that say nothing. False when out of memory.
 static bool put_object(FILE *out, const json_t *object) {
     const char **names = (const char **)malloc((json_object_size(object) + 1) * sizeof *names);
     uint32_t count = 0;
@@ -66,7 +66,7 @@ static bool put_object(FILE *out, const json_t *object) {
     free(names);
     return room;
 }
-// Appends a value, an object as put_object; NULL is null. jansson has bounded the depth. False: out of memory.
+// Appends a value, an object as put_object does, NULL as null. jansson has bounded the depth. False when out of memory.
 static bool put_value(FILE *out, const json_t *value) {
     bool room = true;
     switch (value ? json_typeof(value) : JSON_NULL) {
@@ -100,12 +100,12 @@ static bool put_value(FILE *out, const json_t *value) {
     return true;
 }
 
-// Adds the member `name`, unless it is there: the text, or true where `text` is NULL.
+// Adds the member `name` if there is none: the text, or true where `text` is NULL.
 static void set_if_absent(json_t *object, const char *name, const char *text) {
     if (!json_object_get(object, name))
         json_object_set_new(object, name, text ? json_string(text) : json_true());
 }
-// Brings the components in a value to one form, in place: what older files leave out or name otherwise.
+// Brings the components in a value to one form, in place, since older files leave things out or name them otherwise.
 static void settle(json_t *value) {
     const char *type = json_string_value(json_object_get(value, "type")), *name;
     json_t *member;
@@ -156,7 +156,7 @@ static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, boo
     }
 }
 
-// Appends the tokens of `vocab` that are no members of `added`; what is no object, whole. False: out of memory.
+// Appends the tokens of `vocab` that `added` lacks; a `vocab` that is no object, as a whole. False when out of memory.
 static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     if (!json_is_object(vocab))
         return put_value(out, vocab);
@@ -177,7 +177,7 @@ static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     return true;
 }
 
-// Appends the id of the token `text` (bytes; NULL: none); 0xffffffff: `vocab` has no such token, or memory is out.
+// Appends the id of the token `text` (bytes; NULL: none), or 0xffffffff if `vocab` has no such token or memory is out.
 static void put_id(FILE *out, const json_t *vocab, const char *text, size_t bytes) {
     char *copy = strndup(text ? text : "", text ? bytes : 0);
     const json_t *id = copy ? json_object_get(vocab, copy) : NULL;
@@ -199,7 +199,7 @@ static void put_merges(FILE *out, const json_t *merges, const json_t *vocab) {
     }
 }
 
-// Appends the added tokens, and adds them to `names` but for texts with zeros (in no vocabulary). False: out of memory.
+// Appends the added tokens. Adds their texts without zeros, as all of a vocabulary are, to `names`. False: no memory.
 static bool put_added(FILE *out, const json_t *list, json_t *names) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const size_t count = json_array_size(list);
@@ -222,7 +222,7 @@ static bool put_added(FILE *out, const json_t *list, json_t *names) {
     return true;
 }
 
-// Appends what decides ids of text without added tokens (members of `names`); changes *root. False: out of memory.
+// Appends what decides the ids of text without added tokens (`names`). Changes *root. False when out of memory.
 static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     json_t *merges = json_object_get(model, "merges"), *list = json_array();
@@ -249,7 +249,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     return room;
 }
 
-// hash = the beginning of SHA-256 of what `out` wrote to *data; closes `out` and frees *data. False: out of memory.
+// hash = the first bytes of SHA-256 of what `out` wrote to *data. Closes `out`; frees *data. False when out of memory.
 static bool end_half(unsigned char hash[TOKENIZER_DIGEST_HALF], FILE *out, char **data, size_t *bytes) {
     unsigned char whole[SHA256_BYTES];
     const bool written = fclose(out) == 0;

@@ -1,11 +1,11 @@
-// A hash of all in a tokenizer that decides the ids of text: a tokenizer.json's bytes are no identity, since Hugging
+// A hash of all in a tokenizer that decides the ids of text. A tokenizer.json's bytes are no identity, since Hugging
 // Face's libraries write the same tokenizer in several ways. Shards of tokens carry the digest of the tokenizer that
 // made them (formats/token_file.h), to be compared with the tokenizer.json in a model's folder.
 //
-// `text` is of the model (but for unk_token and fuse_unk), the vocabulary without added tokens, merges as pairs of ids
-// by rank, normalizer and pre_tokenizer. `added` is of the added tokens: id, text and flags, but for `special`. Left
-// out is what changes no id of a training document: the template, the decoder, truncation, padding, and members that
-// say nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
+// The half `text` covers the model (without unk_token and fuse_unk), the vocabulary without added tokens, merges as
+// pairs of ids by rank, normalizer and pre_tokenizer. `added` covers the added tokens: id, text and flags, not
+// `special`. Left out is what changes no id of a training document: template, decoder, truncation, padding, and members
+// that say nothing (null, false, 0, empty) or what is the default. scripts/tokenizer_digest.py computes the same.
 //
 // Each half is the beginning of SHA-256 of values in a row, little-endian: a text as 's', u32 bytes, the bytes; an
 // integer as 'i', i64; another number as 'd', double; true as 't', false as 'f', null as 'n'; a list as '[', u32
@@ -28,10 +28,10 @@ struct tokenizer_digest {
 };
 
 __BEGIN_DECLS
-// *digest, *vocabulary = what a shard's first 1024 bytes have of them (formats/token_file.h); zeros and 0: nothing.
+// *digest, *vocabulary = what the first 1024 bytes of a shard say of them (formats/token_file.h). Zeros and 0: nothing.
 void tokenizer_digest_of_header(struct tokenizer_digest *digest, uint32_t *vocabulary, const unsigned char *header);
 bool tokenizer_digest_known(const struct tokenizer_digest *digest);
-// *digest (undefined after an error) = the digest of the tokenizer.json in `data` (any bytes), of any kind of model.
+// *digest = the digest of a tokenizer.json, `data`, of any bytes and any kind of model. Undefined after an error.
 const char *tokenizer_digest_parse(struct tokenizer_digest *digest, const unsigned char *data, size_t bytes,
                                    const char *name, struct error_text *error);
 const char *tokenizer_digest_read(struct tokenizer_digest *digest, const char *path, struct error_text *error);

@@ -68,7 +68,7 @@ static const char *encode_bytes(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Encodes a piece that no pattern splits further: as the token of the whole (ignore_merges), else its bytes, merged.
+// Encodes a piece that no pattern splits: as one token, if it is one and ignore_merges, else as its bytes, merged.
 static const char *encode_piece(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -94,8 +94,8 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into the matches of a pattern, by its index, and the text between them; each piece goes to the next
-// pattern, and after the last to encode_piece.
+// Splits text into the matches of the pattern with index `pattern` and the text between them. Each piece goes to the
+// next pattern, and after the last pattern to encode_piece.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;
@@ -137,7 +137,7 @@ static const char *encode_plain(struct tokenizer_work *work, const unsigned char
     return problem;
 }
 
-// Returns the byte at which the white space that ends at `end` begins, at `least` or later.
+// Returns where the white space that ends at byte `end` begins, at `least` or later.
 static size_t spaces_before(const unsigned char *text, size_t least, size_t end) {
     while (end > least) {
         size_t begin = end - 1;
@@ -150,7 +150,7 @@ static size_t spaces_before(const unsigned char *text, size_t least, size_t end)
     }
     return end;
 }
-// Returns the byte at which the white space that begins at `begin` ends.
+// Returns where the white space that begins at byte `begin` ends.
 static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes) {
     uint32_t code;
     for (int length; begin < bytes; begin += (size_t)length) {
@@ -163,7 +163,7 @@ static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes
 
 typedef const char *encode_function(struct tokenizer_work *work, const unsigned char *text, size_t bytes);
 
-// Encodes the added tokens of a list, sorted by text, without the white space that they strip; all else goes to `rest`.
+// Encodes a list's added tokens, sorted by text, and drops the white space that they strip. All else goes to `rest`.
 static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
                                 const unsigned char *text, size_t bytes, encode_function *rest) {
     size_t done = 0, stripped = 0; // stripped: where the white space after the last token with rstrip ends
@@ -199,7 +199,7 @@ static const char *encode_normal(struct tokenizer_work *work, const unsigned cha
     return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);
 }
 
-// Encodes well-formed text without the added tokens that match raw text, composed first where tables->nfc says so.
+// Encodes well-formed text that has none of the added tokens of raw text. Composes it first if tables->nfc is set.
 static const char *encode_well_formed(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     work->first = text == work->raw;
     if (!work->tables->nfc || !nfc_may_change(text, bytes))
@@ -211,7 +211,7 @@ static const char *encode_well_formed(struct tokenizer_work *work, const unsigne
     return problem;
 }
 
-// Encodes bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between them.
+// Encodes bytes that have none of the added tokens of raw text. Malformed bytes among them become byte tokens.
 static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = NULL;
     size_t begin = 0;
@@ -229,7 +229,7 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
 
-// Encodes text that no merge crosses the ends of: its characters, or the bytes of those that are no token, merged.
+// Encodes text whose ends no merge crosses: its characters, or the bytes of characters that are no token, merged.
 static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     size_t count = 0;
@@ -261,7 +261,7 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     return NULL;
 }
 
-// Encodes a pre-tokenizer's piece. To save memory, cuts it before marks if no merge joins a mark to what precedes.
+// Encodes a piece of the pre-tokenizer. To save memory, cuts it before marks if no merge joins a mark to what precedes.
 static const char *encode_word(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -307,7 +307,7 @@ static const char *encode_marked(struct tokenizer_work *work, const unsigned cha
     return problem;
 }
 
-// Encodes any bytes without the added tokens that match raw text, after the normalizer's marks are put.
+// Encodes any bytes that have none of the added tokens that match raw text. Puts the normalizer's marks first.
 static const char *encode_fallback(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const struct added_token *list = t->added + t->added_raw;

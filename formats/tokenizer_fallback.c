@@ -45,7 +45,7 @@ void fallback_note_merge(struct tokenizer_tables *tables, int32_t id) {
     }
 }
 
-// Refuses a Replace, `where` its name in messages, that replaces anything but `from` by `to`.
+// Refuses a Replace that replaces anything but `from` by `to`. where: the Replace's name, for messages.
 static const char *check_replace(struct tokenizer_reader *r, const json_t *replace, const char *where, const char *from,
                                  const char *to) {
     const json_t *pattern = json_object_get(replace, "pattern");
@@ -136,7 +136,7 @@ static const char *read_strip(struct tokenizer_reader *r, const json_t *strip) {
     return NULL;
 }
 
-// Appends to the *length bytes of `out`, which has room, what a token's text (bytes) decodes to: at most `bytes` bytes.
+// Appends what a token's text (bytes) decodes to, at most `bytes` bytes, to `out`, which has *length bytes and room.
 static void decode_token(unsigned char *out, uint32_t *length, const unsigned char *text, uint32_t bytes) {
     const int byte = fallback_byte((const char *)text, bytes, true);
     if (byte >= 0) {
@@ -149,8 +149,8 @@ static void decode_token(unsigned char *out, uint32_t *length, const unsigned ch
         i += mark ? SPACE_MARK_BYTES - 1 : 0;
     }
 }
-// Sets decoded and decoded_offsets. As in the package, an added token decodes to what is searched for in texts: its
-// normalized form, if it has one, where a mark that was put before it is a space. An unused id has no bytes.
+// Sets decoded and decoded_offsets. As in the package, an added token decodes to the text that is searched for: its
+// normalized form, if it has one, in which a mark that was put in front becomes a space. An unused id has no bytes.
 static const char *make_decoded(struct tokenizer_reader *r) {
     struct tokenizer_tables *t = r->tables;
     struct tokenizer_fallback *f = &t->fallback;

@@ -1,24 +1,24 @@
-// Inside the reading of a tokenizer.json: what byte-fallback BPE, SentencePiece's, has that byte-level BPE has not.
-// Three forms are known. Llama 2, Mistral 7B and Phi-3: the normalizer puts a mark (U+2581) before the text and in the
-// place of each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with
-// "legacy": false: no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens
-// into bytes, and leaves out the first space where one was put there. Functions that take a json_t set members of
-// tables->fallback. Functions that take `r` return NULL, or what is wrong, in r->error.
+// Reads the parts of a tokenizer.json that byte-fallback BPE, SentencePiece's, has and byte-level BPE has not. Three
+// forms are known. Llama 2, Mistral 7B, Phi-3: the normalizer puts a mark (U+2581) before the text and in the place of
+// each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with "legacy": false:
+// no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens into bytes, and
+// leaves out the first space where one was put there. Functions that take a json_t set members of tables->fallback.
+// Functions that take `r` return NULL, or what is wrong, in r->error.
 #pragma once
 #include "formats/tokenizer_reader.h" // struct tokenizer_reader
 
 __BEGIN_DECLS
-// Returns the byte that a token's text, as "<0x0A>", names; -1: another text. any_case: a to f too, as when decoding.
+// Returns the byte that a token's text, as "<0x0A>", names; -1 for another text. any_case: allows a to f, for decoding.
 int fallback_byte(const char *entry, size_t bytes, bool any_case);
-// Sets byte_token, after the vocabulary is read, of each ASCII character without a byte token to the character's own
-// token, as in Gemma's first files. Refuses a vocabulary that then lacks a token for any of the 256 bytes.
+// Gives each ASCII character without a byte token its own token as byte_token, as in Gemma's first files. Refuses a
+// vocabulary that still lacks a token for any of the 256 bytes. The vocabulary is read before.
 const char *fallback_check_bytes(struct tokenizer_reader *r);
-// Sets fallback.cuts to false if the text of token `id`, made by a merge, has a mark behind another character.
+// Sets fallback.cuts to false if token `id`, which a merge makes, has a mark behind another character.
 void fallback_note_merge(struct tokenizer_tables *tables, int32_t id);
 // Reads the normalizer: NULL or null (none), a Prepend of a mark, a Replace of spaces by marks, or a Sequence of these.
 const char *fallback_read_normalizer(struct tokenizer_reader *r, const json_t *normalizer);
 // Reads the pre_tokenizer, after the normalizer: NULL, null, a Metaspace or, if spaces are replaced, a Split at them.
 const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer);
-// Reads the decoder, which must be there, after all else in the file, and makes the tables' decoded texts.
+// Reads the decoder, which must be there, and makes the tables' decoded texts. All else in the file is read before.
 const char *fallback_read_decoder(struct tokenizer_reader *r, const json_t *decoder);
 __END_DECLS

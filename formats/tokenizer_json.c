@@ -17,7 +17,7 @@ enum {
     TOKENIZER_LONGEST_ADDED = 1024 // bytes of an added token; a text is searched for all of them at every byte
 };
 
-// Returns a character's byte in GPT-2's alphabet; -1: none. Printable bytes are themselves, others from U+0100 on.
+// Returns a character's byte in GPT-2's alphabet, -1: none. Printable bytes are themselves, others come from U+0100 on.
 static int byte_of_character(uint32_t code) {
     if ((code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xff && code != 0xad))
         return (int)code;
@@ -27,8 +27,8 @@ static int byte_of_character(uint32_t code) {
     return number <= 0x20 ? number : number < 0x43 ? 0x7f + number - 0x21 : 0xad;
 }
 
-// out = the bytes that a vocabulary's entry `text` stands for, at most `bytes`: with byte fallback the entry's own.
-// Returns their number; -1: a character is not of the alphabet, and the content of `out` is lost.
+// out = the bytes that a vocabulary's entry `text` stands for, at most `bytes`; with byte fallback, the entry itself.
+// Returns their number; -1, and `out` is undefined, where a character is not of the alphabet.
 static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text, size_t bytes, unsigned char *out) {
     int64_t count = 0;
     if (t->fallback.on) {
@@ -49,7 +49,7 @@ static int64_t bytes_of_entry(const struct tokenizer_tables *t, const char *text
 
 // ---- the vocabulary ----
 
-// Sets size to the highest id of `vocab` and `added` + 1, and allocates the tables; refuses ids out of range or sparse.
+// Sets size to the highest id of `vocab` and `added` + 1 and allocates the tables. Refuses ids out of range or sparse.
 static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, const json_t *added) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_object_size(vocab), added_count = json_array_size(added);
@@ -111,7 +111,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// Returns the id of a merge's half, and appends its bytes to the *scratch_bytes of `scratch`; -1: no token, no bytes.
+// Returns the id of a merge's half; -1: no token. Appends the token's bytes to `scratch`, which has *scratch_bytes.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -122,7 +122,7 @@ static int32_t read_merge_half(const struct tokenizer_tables *t, const char *hal
     return id;
 }
 
-// Adds model.merges[rank], "a b" or ["a", "b"]; a, b and ab must be TOKEN_BPEs. scratch: 3 * longest + 1 bytes.
+// Adds model.merges[rank], "a b" or ["a", "b"]. a, b and ab must be tokens (TOKEN_BPE). scratch: 3 * longest + 1 bytes.
 static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, size_t rank, unsigned char *scratch) {
     const struct tokenizer_tables *t = r->tables;
     const char *left = json_string_value(merge), *right = NULL;
@@ -152,7 +152,7 @@ static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, s
     return NULL;
 }
 
-// Reads model.merges into the tables, ranked in their order; the vocabulary is there already.
+// Reads model.merges, ranked by their order, into the tables. The vocabulary is read before.
 static const char *read_merges(struct tokenizer_reader *r, const json_t *merges) {
     const size_t count = json_array_size(merges);
     if (!json_is_array(merges) || count > TOKENIZER_MAX_IDS)
@@ -175,8 +175,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads "model", with room for `added`. Ignores unk_token: what has no token becomes bytes, and encoding refuses a byte
-// without one. Ignores fuse_unk with byte fallback, where all bytes have a token; refuses a true one without.
+// Reads "model", and makes room for `added`. Ignores unk_token: what has no token becomes bytes, and encoding refuses a
+// byte without a token. Refuses a true fuse_unk, but ignores it with byte fallback, where all bytes have a token.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");
@@ -209,13 +209,13 @@ static const char *read_model(struct tokenizer_reader *r, const json_t *model, c
 
 // ---- added tokens ----
 
-// Returns the id that the vocabulary gives the text of an added token; -1: none.
+// Returns the id that the vocabulary gives the text of an added token; -1 if there is none.
 static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     const json_t *id = json_object_get(vocab, content);
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
-// Replaces an added token's text, which is searched for in texts, by its form with marks, which `normal` owns.
+// Replaces the text by which an added token is found by its form with marks, which `normal` owns.
 static const char *normalize_added(struct tokenizer_reader *r, struct added_token *added) {
     const struct tokenizer_fallback *f = &r->tables->fallback;
     size_t bytes = 0;
@@ -227,8 +227,8 @@ static const char *normalize_added(struct tokenizer_reader *r, struct added_toke
     return NULL;
 }
 
-// Fills entry `number` of the added tokens, which allocate_tokens checked, after vocabulary and normalizer are read.
-// The id's kind becomes TOKEN_ADDED in any case. The id gets this text, or, if it was a TOKEN_BPE, keeps its bytes.
+// Fills entry `number` of the added tokens, which allocate_tokens checked. Vocabulary and normalizer are read before.
+// The id's kind becomes TOKEN_ADDED. The id gets the token's text, unless it was a TOKEN_BPE, whose bytes it keeps.
 static const char *read_added_token(struct tokenizer_reader *r, const json_t *token, size_t number,
                                     const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
@@ -295,7 +295,7 @@ static const char *check_normalized(struct tokenizer_reader *r, const struct add
                                (int)added->bytes, (const char *)added->text);
 }
 
-// Fills tables->added from the list (NULL or null: none), after the normalizer is read. Two of one text are an error.
+// Fills tables->added from the list (NULL or null: none). The normalizer is read before. Refuses two of the same text.
 static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *list, const json_t *vocab) {
     struct tokenizer_tables *t = r->tables;
     const size_t count = json_array_size(list);
@@ -322,7 +322,7 @@ static const char *read_added_tokens(struct tokenizer_reader *r, const json_t *l
 
 // ---- normalizer, pre_tokenizer, post_processor, decoder ----
 
-// Sets whether text is normalized: absent or null is none, and only NFC is known.
+// Sets whether text is normalized. Absent or null means that it is not; otherwise only NFC is known.
 static const char *read_normalizer(struct tokenizer_reader *r, const json_t *normalizer) {
     if (!normalizer || json_is_null(normalizer))
         return NULL;
@@ -357,7 +357,7 @@ static const char *read_split(struct tokenizer_reader *r, const json_t *split) {
     return add_pattern(r, json_string_value(regex), json_string_length(regex));
 }
 
-// Reads a ByteLevel, `where` in messages, which by default splits by GPT-2's pattern and puts a space before the text.
+// Reads a ByteLevel, which by default splits by GPT-2's pattern and puts a space before the text. where: for messages.
 static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byte_level, const char *where) {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     bool use_regex = true, trim_offsets = true; // trim_offsets does not change ids
@@ -369,7 +369,7 @@ static const char *read_byte_level(struct tokenizer_reader *r, const json_t *byt
     return problem || !use_regex ? problem : add_pattern(r, gpt2, sizeof gpt2 - 1);
 }
 
-// Adds pre_tokenizer's split patterns, in the order in which they are applied, sets add_prefix_space, and refuses null.
+// Adds pre_tokenizer's split patterns, in the order in which they apply, and sets add_prefix_space. Refuses null.
 static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "ByteLevel, or a Sequence of Splits and a ByteLevel";
     if (strcmp(reader_type(pre_tokenizer), "ByteLevel") == 0)
@@ -394,7 +394,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends the ids that `special` (special_tokens) has for `token` to the *count of `ids` (TOKENIZER_MAX_TEMPLATE).
+// Appends the ids of the template's `token`, by `special` (special_tokens), to `ids` (*count, TOKENIZER_MAX_TEMPLATE).
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));
@@ -417,7 +417,7 @@ static const char *read_template_token(struct tokenizer_reader *r, const json_t 
     return NULL;
 }
 
-// Sets before and after by "single": tokens, the text "A", tokens. "pair" is for two texts, which are never encoded.
+// Sets the template's tokens before and after the text, from "single". Ignores "pair": two texts are never encoded.
 static const char *read_template(struct tokenizer_reader *r, const json_t *processor) {
     struct tokenizer_tables *t = r->tables;
     const json_t *single = json_object_get(processor, "single"),
@@ -464,7 +464,7 @@ static const char *read_post_processor(struct tokenizer_reader *r, const json_t 
     return problem;
 }
 
-// Checks that the decoder is a ByteLevel: no other gives a token the bytes that the tables have.
+// Checks that the decoder is a ByteLevel: with another, a token would not have the bytes that the tables have.
 static const char *read_decoder(struct tokenizer_reader *r, const json_t *decoder) {
     if (strcmp(reader_type(decoder), "ByteLevel") != 0)
         return reader_refuse_type(r, decoder, "decoder", "ByteLevel");
@@ -504,7 +504,7 @@ static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root
     return NULL;
 }
 
-// Returns the JSON of a file, which the caller releases, and *problem NULL; or NULL, and what is wrong in *problem.
+// Parses a file's JSON. Returns it, for the caller to release, and *problem NULL; or NULL, and the problem in *problem.
 static json_t *tokenizer_json(const unsigned char *data, size_t bytes, const char *name, struct error_text *error,
                               const char **problem) {
     json_error_t json_error;
@@ -531,7 +531,7 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
-// Returns root's text of the special token `key`, a string or an object's content; NULL: missing, null or malformed.
+// Returns the text of the special token `key` of `root`: a string, or an object's content. NULL: none, or malformed.
 static const char *special_token_text(const json_t *root, const char *key) {
     const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
     return json_string_value(content ? content : token);

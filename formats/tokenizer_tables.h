@@ -1,5 +1,5 @@
-// Inside a tokenizer (formats/tokenizer.h): what formats/tokenizer_json.c reads from a file, formats/tokenizer_encode.c
-// encodes by, and formats/tokenizer_tables.c stores and looks up.
+// The inside of a tokenizer (formats/tokenizer.h): tables that formats/tokenizer_json.c fills from a file, that
+// formats/tokenizer_encode.c encodes by, and that formats/tokenizer_tables.c stores and searches.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -35,7 +35,7 @@ struct added_token {
     bool lstrip, rstrip, normalized;
 };
 
-// Says where a Metaspace puts a mark: before no text, the first stretch of it, or each between added tokens.
+// Says where a Metaspace puts a mark: nowhere, before the text's first stretch, or before each between added tokens.
 enum metaspace_prefix { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS };
 // Byte-fallback BPE: symbols are characters, and the bytes of those that the vocabulary lacks. A mark is U+2581.
 struct tokenizer_fallback {
@@ -69,22 +69,23 @@ struct tokenizer_tables {
 };
 
 __BEGIN_DECLS
-// Begins an empty tokenizer with empty tables, which tokenizer_free frees; false: out of memory, nothing to free.
+// Begins a tokenizer with empty tables, for tokenizer_free. False when out of memory, with nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe already there) to tables->text, which has room.
+// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe there already) to tables->text, which has room.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns `text` with a mark in front (prefix) and for each space (replace), *out_bytes, to be freed. NULL: no memory.
+// Returns a copy of `text`, *out_bytes long, with a mark in front (prefix) and a mark for each space (replace). The
+// caller frees it. NULL when out of memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
-// Returns the slot of ids_by_text, not NULL, that holds the token of these bytes (id + 1), or the free slot (0) for it.
+// Returns the slot of ids_by_text (not NULL) with the id + 1 of the token of these bytes, or a free slot (0) for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the TOKEN_BPE of these bytes; -1: none. ids_by_text is not NULL.
+// Returns the id of the TOKEN_BPE of these bytes; -1 if there is none. ids_by_text must not be NULL.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the added token of this text, else (with ids_by_text) of the TOKEN_BPE of its bytes; -1: none.
+// Returns the id of the added token of this text or else, if ids_by_text is there, of the TOKEN_BPE of it; -1: none.
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);
-// Returns the longest added token that `text` begins with, of a list sorted by text; NULL: none.
+// Returns the longest added token with which `text` begins. The list is sorted by text. NULL if there is none.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
                                                 size_t bytes);
 __END_DECLS

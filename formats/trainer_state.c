@@ -137,7 +137,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Sets a part's changes from its object, or root: epochs rise from 0, each has more files, the last all num_files.
+// Sets a part's changes from its object, or root. Epochs must rise from 0, and the files with them, up to num_files.
 static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
                                               struct error_text *error) {
     json_t *changes;
@@ -164,7 +164,7 @@ static const char *trainer_state_read_changes(struct trainer_part *part, const j
                             part->changes[part->num_changes - 1].files, part->num_files);
     return NULL;
 }
-// Sets a part from its object. `left`: how many files no part before has.
+// Sets a part from its object. left: the number of files that no part before it has.
 static const char *trainer_state_read_part(struct trainer_part *part, const json_t *object, int left, const char *name,
                                            struct error_text *error) {
     int64_t weight, files;
@@ -212,7 +212,7 @@ static const char *trainer_state_read_parts(struct trainer_state *state, const c
     return NULL;
 }
 
-// Returns NULL, or an error: member `key` is missing, or no object of texts for trainer_state_option. Stores nothing.
+// Checks that member `key` is an object of texts, as trainer_state_option needs. Stores nothing. NULL or the problem.
 static const char *trainer_state_read_options(const struct trainer_state *state, const char *key, const char *name,
                                               struct error_text *error) {
     json_t *options, *value;
@@ -223,7 +223,7 @@ static const char *trainer_state_read_options(const struct trainer_state *state,
     return NULL;
 }
 
-// Sets base_folder and base_digest, which are root's, where the checkpoint has only adapters.
+// Sets base_folder and base_digest, which root owns, if the checkpoint has only adapters.
 static const char *trainer_state_read_base(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *base;
     RETURN_PROBLEM(json_opt_object(state->root, "base", &base, name, error));

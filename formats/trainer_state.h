@@ -1,5 +1,5 @@
-// trainer_state.json of a checkpoint: the run's progress, its data and its options: what a run needs, besides the
-// parameters and the optimizer state, to go on as if it had never stopped.
+// trainer_state.json of a checkpoint: the run's progress, data and options. Besides the parameters and the optimizer
+// state, a run needs these to go on as if it had never stopped.
 #pragma once
 #include "formats/sample_order.h"       // struct data_change
 #include "runtime/machine/error_text.h" // struct error_text
@@ -16,7 +16,7 @@ struct trainer_file {
     uint64_t tokens;
     uint64_t digest; // token_file_digest; 0: not known, as of states of older programs
 };
-// A set of shards, as a mixture has several (formats/mixture.h): num_files of the state's files, behind former parts'.
+// A set of shards, as a mixture has several (formats/mixture.h). Its files come after the former sets' in `files`.
 struct trainer_part {
     const char *name; // in messages; "": the only part
     uint64_t weight;
@@ -47,16 +47,17 @@ struct trainer_state {
 };
 
 __BEGIN_DECLS
-// Writes the state; "given": values in `asked` with given[row]; "resolved": all in `resolved`. Errors stay in `out`.
+// Writes the state, and the options: "given" holds the values in `asked` that the user gave (given[row] is true),
+// "resolved" all values in `resolved`. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
-// Parses a text, not needed afterwards. Returns NULL, and the caller frees *state, or the problem, with *state zeroed.
+// Parses a text, not needed afterwards. Returns NULL: the caller frees *state; or the problem: *state is zeroed.
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
 // Reads a checkpoint folder's trainer_state.json; trainer_state_free frees the state. A failure ends the program.
 struct trainer_state trainer_state_read(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// Returns the text of an option (name with underscores) in a state that was read, which owns it. which: "given" (by the
-// user) or "resolved" (all options). NULL: none.
+// Returns the text of an option in a state that was read, which owns the text. which: "given" (by the user) or
+// "resolved" (all options). option: its name, with underscores. NULL if it is not there.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

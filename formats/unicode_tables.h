@@ -24,8 +24,7 @@ extern const size_t unicode_newer_categories_count;
 extern const struct unicode_combining unicode_combining_classes[];
 extern const size_t unicode_combining_classes_count;
 
-// Canonical decompositions except Hangul's: code point, first part, second part (0: there is one part). In the order of
-// the code points.
+// Canonical decompositions except Hangul's: code point, first part, second part (0: none). In the code points' order.
 extern const uint32_t unicode_decompositions[][3];
 extern const size_t unicode_decompositions_count;
 

@@ -73,7 +73,7 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
-// Reads and parses a vocabulary file, whose bytes are then vocabulary->data, after a problem too.
+// Reads and parses a vocabulary file. Its bytes become vocabulary->data, even after a problem.
 static const char *vocabulary_read(struct vocabulary *vocabulary, const char *path, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     uint64_t bytes;
@@ -102,7 +102,7 @@ void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// Finds the file by the ending behind each _ of the name, the last first, then behind the folder.
+// Tries the ending behind each _ of the name, from the last one to the first, then behind the folder.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
     const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');
@@ -142,8 +142,8 @@ void terminal_text_end(struct terminal_text *text) {
     text->have = text->want = 0;
 }
 
-// Prints and empties text->bytes, a whole character; as escapes if it is malformed (overlong, surrogate, beyond
-// Unicode), a C1 control, a separator of lines or paragraphs, or a mark that changes the direction of text after it.
+// Prints and empties text->bytes, a whole character. Escapes it if it is malformed (overlong, surrogate, beyond
+// Unicode), a C1 control, a separator of lines or paragraphs, or a mark that turns the direction of the text after it.
 static void terminal_character(struct terminal_text *text) {
     static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));
@@ -160,7 +160,7 @@ static void terminal_character(struct terminal_text *text) {
     text->have = text->want = 0;
 }
 
-// Prints a byte, or keeps it until its character is whole; escapes broken ones, and controls but newline and tab.
+// Prints a byte, or keeps it until its character is whole. Escapes broken characters, and controls but newline and tab.
 static void terminal_byte(struct terminal_text *text, unsigned char byte) {
     if (text->want && (byte & 0xc0) != 0x80)
         terminal_text_end(text); // the character before is cut short

@@ -1,5 +1,4 @@
-// Learning-rate schedules, as Megatron-LM defines them: linear warm-up, then a decay from lr to min_lr; and its warm-up
-// of the batch.
+// Megatron-LM's learning-rate schedules, linear warm-up, then decay from lr to min_lr, and its warm-up of the batch.
 #pragma once
 #include <stdint.h>    // int64_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -38,8 +37,8 @@ struct batch_ramp {
 };
 
 __BEGIN_DECLS
-// Returns the learning rate of a step, counted from 0: (step + 1) / warmup_steps of lr in the warm-up, then by `style`,
-// from decay_steps on min_lr (CONSTANT: lr). Megatron-LM's step / warmup_steps wastes step 0 on a rate of 0.
+// Returns the learning rate of a step, counted from 0: in the warm-up (step + 1) / warmup_steps of lr, then by `style`,
+// and from decay_steps on min_lr (CONSTANT: lr). Megatron-LM's step / warmup_steps wastes step 0 on a rate of 0.
 double schedule_lr(const struct schedule *s, int64_t step);
 // The number of sequences of the step that begins after `consumed` sequences.
 int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed);

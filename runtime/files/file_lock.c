@@ -29,7 +29,7 @@ bool file_byte_is_locked(int fd, off_t byte) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-// Locks an open file, until it is closed, without waiting: its first byte or, where that is not supported, all of it by
+// Locks an open file until it is closed, without waiting: its first byte or, where that is not supported, all of it by
 // flock, which older kernels and some file systems have. Returns 0 or an errno; EAGAIN: another has the lock.
 static int file_lock_open(int fd) {
     const int problem = file_lock_byte(fd, F_WRLCK, 0);
@@ -66,7 +66,7 @@ bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path) {
     return *text != '\0';
 }
 
-// text = "process 12 on host NAME", by the content of the lock's file, or "another process" where that names none.
+// text = "process 12 on host NAME", from the lock file's content; "another process" where the content names none.
 static void file_lock_name_holder(struct error_text *text, int fd) {
     char content[FILE_LOCK_TEXT], host[256];
     long process;

@@ -1,4 +1,4 @@
-// Hashes of bytes by xxHash: fast, against damage, not against forgery.
+// Hashes of bytes by xxHash, which is fast. They reveal damage, not forgery.
 #pragma once
 #include <stdint.h>    // uint64_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -8,7 +8,7 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// Returns the XXH3 of 64 bits. seed: 0, or the hash of the part before; the last hash then depends on the cuts too.
+// Returns the 64-bit XXH3. seed: 0, or the hash of the part before, so that the last hash depends on the cuts too.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory

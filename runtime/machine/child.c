@@ -13,7 +13,7 @@
 
 extern char **environ;
 
-// Starts this program as *child with the arguments, stdout and stderr on the descriptor `out`. Returns 0 or an errno.
+// Starts this program as *child, with its stdout and stderr on the descriptor `out`. Returns 0 or an errno.
 static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_t actions;
     int error = posix_spawn_file_actions_init(&actions);
@@ -27,7 +27,7 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Waits for bytes of the pipe `in` and appends some to the text `output`, of *length bytes and a 0 byte in `size`. A
+// Waits for bytes of the pipe `in` and appends some to `output`, a text of *length bytes and a 0 in `size` bytes. A
 // full `output` loses a quarter behind its middle. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
@@ -44,9 +44,9 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     output[*length] = '\0';
     return 1;
 }
-// Reads into `output` ("" before) until the child closes the pipe or ends (another process may hold the pipe), for at
-// most `seconds` (0: no limit), which begin anew once `anew` is read (NULL: never). Returns whether the child closed
-// the pipe or ended. *ended, 0 before, becomes 1, and *status, waitpid's, is set, only where the end was seen.
+// Reads into `output`, "" before, until the child closes the pipe or ends (another process may hold the pipe), at most
+// `seconds` (0: no limit), which begin anew once `anew` (NULL: never) is read. Returns whether the child closed the
+// pipe or ended. If its end was seen, sets *ended, 0 before, to 1, and *status to waitpid's.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };
@@ -73,8 +73,8 @@ static int read_output(char *output, size_t size, int in, double seconds, const 
     return closed || *ended;
 }
 
-// Waits up to 10 s for a child that has closed its output or was killed: the driver of a hung GPU may hold a process
-// for longer. Returns whether the child has ended, and then sets *status, waitpid's.
+// Waits up to 10 s for the end of a child that has closed its output or was killed: the driver of a hung GPU may hold a
+// process for longer. Returns whether the child has ended; *status is then waitpid's.
 static int wait_a_while(pid_t child, int *status) {
     enum { WAIT_MS = 10000, EVERY_MS = 5 };
     for (int waited = 0; waited < WAIT_MS; waited += EVERY_MS) {

@@ -1,4 +1,4 @@
-// This program, run anew as a child: what may crash or hang does so there.
+// Runs this program anew as a child, so that what may crash or hang does so there.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -11,10 +11,10 @@ struct child_result {
 };
 
 __BEGIN_DECLS
-// Runs this program with the arguments ([0]: its name; NULL after the last) in this environment. Waits for the child's
-// end, at most `seconds` (0: no limit), which begin anew once `anew` (NULL: never) is in the output, then kills it. It
-// has 10 s to end then, or after closing its output. output (size bytes) = its stdout and stderr, cut in the middle.
+// Runs this program with the arguments ([0]: its name; NULL after the last). Waits for the child's end, at most
+// `seconds` (0: no limit), then kills it; the time begins anew once `anew` (NULL: never) is in the output. Once killed,
+// or with its output closed, the child has 10 s to end. output (size bytes) = stdout and stderr, cut in the middle.
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew);
-// Lets SIGKILL end the calling child when the thread that started it ends; exits at once if getppid() is not `parent`.
+// Makes SIGKILL end the calling child when the thread that started it ends. Exits at once if `parent` is not getppid().
 void child_follow_parent(int parent);
 __END_DECLS

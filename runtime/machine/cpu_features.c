@@ -11,7 +11,7 @@ struct cpu {
 #if defined(__x86_64__)
 #include <cpuid.h> // __get_cpuid_count
 
-// Reads the words of features' bits by cpuid; CPU_XCR0 is 0 where the system does not say which registers it saves.
+// Reads the words with features' bits, by cpuid. CPU_XCR0 is 0 if the system does not say which registers it saves.
 static struct cpu cpu_read(void) {
     enum { OSXSAVE = 1 << 27 };
     struct cpu cpu;
@@ -39,7 +39,7 @@ static struct cpu cpu_read(void) {
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) {
     return (cpu->words[f->word] >> f->bit & 1) && (cpu->words[CPU_XCR0] & f->state) == f->state;
 }
-// arch = the argument of make ARCH= for this CPU: the highest level of x86-64 up to which it has all of `features`.
+// arch = what to give make ARCH= for this CPU: the highest level of x86-64 up to which it has all of `features`.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     int level = 4;
     for (const struct cpu_feature *f = features; f->name; f++)
@@ -57,7 +57,7 @@ static struct cpu cpu_read(void) {
     return cpu;
 }
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) { return cpu->words[f->word] >> f->bit & 1; }
-// arch = the argument of make ARCH= that suits every CPU of 64-bit Arm: cpu and features are not used.
+// arch = what to give make ARCH= for any CPU of 64-bit Arm; cpu and features are not used.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     snprintf(arch, bytes, "armv8-a");
 }
@@ -65,7 +65,7 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 
 bool cpu_feature_is_compiled(const struct cpu_feature *f) { return f->compiled[0] >= '0' && f->compiled[0] <= '9'; }
 
-// The number of features that were compiled for and that the CPU lacks.
+// The number of features that the program was compiled for and that the CPU lacks.
 static int cpu_missing(const struct cpu *cpu, const struct cpu_feature *needed) {
     int missing = 0;
     for (const struct cpu_feature *f = needed; f->name; f++)
@@ -98,7 +98,7 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     return text;
 }
 
-// Ends the process where this CPU lacks a feature compiled for, before engines' constructors, which may use one.
+// Ends the process if this CPU lacks a feature compiled for, before engines' constructors run, which may use one.
 __attribute__((constructor(101))) static void cpu_check(void) {
     char text[512];
     const struct cpu cpu = cpu_read();

@@ -1,7 +1,7 @@
 // The instruction sets that the program was compiled for. Where this CPU lacks one, cpu_features.c ends the program
-// before anything else runs, by a message that names a build for this CPU, instead of an illegal instruction somewhere.
-// Engines for higher levels (run/levels.h) have a table each, by which main chooses. The preprocessor makes the table
-// in cpu_features_needed.c, compiled with the engines' flags, of what compilers use unasked: the engines check for AMX.
+// before anything else runs, with a message that names a build for this CPU; otherwise an illegal instruction would end
+// it. Engines for higher levels (run/levels.h) have a table each, by which main chooses. The preprocessor makes each
+// table in cpu_features_needed.c, with the engines' flags, of what compilers use unasked. Engines check for AMX.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t

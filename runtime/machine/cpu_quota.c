@@ -2,7 +2,7 @@
 #include "runtime/machine/cgroups.h" // cgroups_each, read_kernel_file
 #include <stdio.h>                   // snprintf, sscanf
 
-// Lowers *context (int; 0: no limit so far) to the CPUs, rounded up, whose time the group grants, if it has a limit.
+// Lowers *context (int; 0: no limit so far) to the CPUs, rounded up, whose time the group grants, if it limits this.
 static void look_for_quota(const char *root, const char *folder, bool unified, void *context) {
     int *const fewest = (int *)context;
     char path[4200], text[128];

@@ -3,7 +3,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// The number of CPUs whose time the process's cgroups (v1 and v2) and their ancestors grant, rounded up; 0: no limit is
-// known. More threads than that are all stopped together when a period's time is used up.
+// The number of CPUs whose time the process's cgroups (v1 and v2) and their ancestors grant, rounded up; 0 if no limit
+// is known. More threads than this are all stopped together when a period's time is used up.
 int cpu_quota(void);
 __END_DECLS

@@ -1,5 +1,4 @@
-// Deadlines: of a wait, or of a run (--exit-after MINUTES) that must end before its job's limit. All times are of one
-// monotonic clock, in seconds.
+// Deadlines, of a wait or of a run (--exit-after MINUTES), by one monotonic clock, in seconds.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -15,6 +14,6 @@ double deadline_clock_s(void);
 struct deadline deadline_after_minutes(double start_s, double minutes);
 // Returns the seconds left: negative once the deadline has passed, infinite without a deadline.
 double deadline_left_s(struct deadline deadline);
-// Whether work of so many seconds, begun now, would end by the deadline; true without a deadline.
+// Whether work of `seconds`, begun now, would end by the deadline; true without a deadline.
 bool deadline_allows(struct deadline deadline, double seconds);
 __END_DECLS

@@ -5,7 +5,7 @@
 enum { EXIT_USAGE = 2 };
 
 __BEGIN_DECLS
-// Prints "train_gpt: " (of several ranks "train_gpt: rank R: ", half a second late unless R is 0), the message and a
-// newline on stderr; calls exit(EXIT_USAGE). The message, without a full stop, says what is wrong and what to change.
+// Ends the program by exit(EXIT_USAGE), with a line on stderr: "train_gpt: " and the message, which says, without a
+// full stop, what is wrong and what to change. Of several ranks: "train_gpt: rank R: ", 0.5 s late unless R is 0.
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 __END_DECLS

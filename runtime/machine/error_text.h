@@ -9,7 +9,7 @@ struct error_text {
 };
 
 __BEGIN_DECLS
-// Formats error->text in printf's form, cut to its size, and returns that text, which no argument may overlap.
+// Formats error->text as printf does, cut to its size, and returns that text. No argument may overlap it.
 const char *error_format(struct error_text *error, const char *format, ...)
     __attribute__((format(printf, 2, 3), returns_nonnull));
 __END_DECLS

@@ -17,7 +17,7 @@ static inline uint32_t f32_to_bits(float value) {
 
 // Widens a bf16, which is the upper half of a float.
 static inline float float_from_bf16_bits(uint16_t bf16) { return f32_from_bits((uint32_t)bf16 << 16); }
-// Rounds to nearest, ties to even, too large ones to infinity; a NaN becomes a quiet NaN: it could round to infinity.
+// Rounds to nearest, ties to even, too large values to infinity. A NaN becomes quiet, since it could round to infinity.
 static inline uint16_t float_to_bf16_bits(float value) {
     const uint32_t bits = f32_to_bits(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

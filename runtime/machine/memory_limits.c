@@ -9,7 +9,7 @@
 #include <sys/resource.h>            // getrlimit
 #include <unistd.h>                  // sysconf
 
-// Returns the number after `key` in the first line of `text` that begins with `key`; SIZE_MAX: no such line or number.
+// Returns the number after `key` in the first line of `text` that begins with `key`; SIZE_MAX if there is none.
 static size_t number_of_line(const char *text, const char *key) {
     const size_t n = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
@@ -20,7 +20,7 @@ static size_t number_of_line(const char *text, const char *key) {
     return SIZE_MAX;
 }
 
-// Returns the KiB in the first line of `text` that begins with `key` as bytes; SIZE_MAX: no such line or number.
+// Returns the KiB in the first line of `text` that begins with `key` as bytes; SIZE_MAX if there is none.
 static size_t bytes_of_kib_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
@@ -29,7 +29,7 @@ static size_t bytes_of_kib_line(const char *text, const char *key) {
 static size_t rest_of(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Returns the bytes that a cgroup leaves: limit less usage other than cache_field of memory.stat; SIZE_MAX: no limit.
+// Returns the bytes that a cgroup leaves: limit - (usage - memory.stat's cache_field). SIZE_MAX if there is no limit.
 static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
                           const char *cache_field) {
     char path[4096], text[16384];
@@ -99,7 +99,7 @@ size_t memory_resident_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-// Returns the largest resident set size that this process has had; 0: unknown.
+// Returns the largest resident set size that this process has had; 0 if unknown.
 size_t memory_resident_peak_bytes(void) {
     char text[8192];
     if (!read_kernel_file("", "/proc/self/status", text, sizeof text))

@@ -8,7 +8,7 @@ __BEGIN_DECLS
 // what the cgroups (v1 and v2) leave, and what RLIMIT_AS and RLIMIT_DATA leave. SIZE_MAX: no limit is known.
 size_t memory_available_bytes(void);
 
-// Returns the bytes of this process's resident set now; 0: unknown.
+// Returns the bytes of this process's resident set now; 0 if unknown.
 size_t memory_resident_bytes(void);
 size_t memory_resident_peak_bytes(void);
 __END_DECLS

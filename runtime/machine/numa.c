@@ -5,7 +5,7 @@
 #include <stdio.h>  // fopen
 #include <string.h> // memset
 
-// *common = the CPUs of `allowed` in a list as "0-3,8-11", up to a malformed number. Returns whether *common has a CPU.
+// *common = the CPUs of `allowed` in a list as "0-3,8-11", up to a malformed number. Returns whether there are any.
 static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus *common) {
     unsigned first, last;
     bool any = false;
@@ -23,7 +23,7 @@ static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus 
     } while (fgetc(list) == ',');
     return any;
 }
-// *common = the CPUs of `allowed` that the node has. Returns whether it has any; without a list false, *common unset.
+// *common = the CPUs of `allowed` that the node has. Returns whether it has any. Without a list: false, *common unset.
 static bool numa_node_meets(const char *folder, int node, const struct cpus *allowed, struct cpus *common) {
     char path[PATH_MAX];
     FILE *const list =

@@ -18,12 +18,12 @@ struct numa_binding {
 };
 
 __BEGIN_DECLS
-// The number of nodes with a CPU that this thread may use, by `folder`, NUMA_NODES or laid out as it; 0: unknown.
+// The number of nodes with a CPU that this thread may use; 0 if unknown. folder: NUMA_NODES, or one laid out like it.
 int numa_nodes_used(const char *folder);
-// Returns the node of a PCI device, address "0000:3B:00.0", by `folder`, PCI_DEVICES or laid out as it; -1: unknown.
+// Returns the node of the PCI device `address`, as "0000:3B:00.0"; -1 if unknown. folder: PCI_DEVICES, or one like it.
 int numa_node_of_pci(const char *folder, const char *address);
-// Binds the calling thread to the CPUs that it may use of a node, until it calls numa_restore_thread(binding). Nothing
-// is bound for node -1, and where no such CPU is known; *binding is set then too. folder: NUMA_NODES or laid out as it.
+// Binds the calling thread to the CPUs of a node that it may use, until it calls numa_restore_thread(binding). Binds
+// nothing for node -1, or if no such CPU is known, but sets *binding even then. folder: NUMA_NODES, or one like it.
 void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
 void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

@@ -24,8 +24,8 @@ static bool is_limited(int resource) {
     struct rlimit limit;
     return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
-// Gives the libraries two seconds of CPU time to start, where the process's memory is limited: OpenBLAS asks for its
-// buffers again and again until it gets them (seen in 0.3.21), before main. libraries_have_started ends the watch.
+// Gives the libraries two seconds of CPU time to start, if the process's memory is limited: before main OpenBLAS asks
+// for its buffers again and again until it gets them (seen in 0.3.21). libraries_have_started ends the watch.
 static void watch_libraries(int argc, char **argv, char **environment) {
     const struct itimerval seconds = {{0, 0}, {2, 0}};
     if (!is_limited(RLIMIT_AS) && !is_limited(RLIMIT_DATA))

@@ -3,7 +3,7 @@
 #include <stdlib.h> // malloc, free
 #include <string.h> // memcpy
 
-// The number of bytes of the character at `text` that are printed as they are; 0: its first byte is shown as \xNN.
+// The number of bytes of the character at `text` if it is printed as it is; 0: its first byte is shown as \xNN.
 static size_t say_length(const unsigned char *text) {
     const unsigned char c = *text;
     if (c == '\n')
@@ -36,7 +36,7 @@ void say_escape(char *to, size_t size, const char *text) {
     to[used] = '\0';
 }
 
-// Prints as vfprintf does, escaped as by say; only a text's beginning where memory is out.
+// Prints as vfprintf does, escaped as by say. When out of memory, prints only the text's beginning.
 void say_list(FILE *file, const char *format, va_list arguments) {
     char text[1024], shown[4 * sizeof text];
     va_list again;

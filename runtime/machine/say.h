@@ -8,11 +8,12 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Prints as fprintf does; as \xNN: bytes that act on a terminal, and line breaks not at the end or before two spaces.
+// Prints as fprintf does. Shows as \xNN the bytes that act on a terminal, and line breaks within the text that no two
+// spaces follow.
 void say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void say_list(FILE *file, const char *format, va_list arguments) __attribute__((format(printf, 2, 0)));
 // Prints "train_gpt: ", the text, escaped as by say, and a newline on stderr; the program goes on.
 void say_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// to (size > 0 bytes) = the text, escaped as by say, and a 0 byte; ends before the first character that does not fit.
+// to (size > 0 bytes) = the text, escaped as by say, and a 0. Ends before the first character that does not fit.
 void say_escape(char *to, size_t size, const char *text);
 __END_DECLS

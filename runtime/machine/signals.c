@@ -31,7 +31,7 @@ static void on_save_signal(int number) { received.save = 1; }
 // terminal that goes sends SIGHUP once for the shell and once for its end: neither is a user who is tired of waiting.
 static bool repeats_itself(int number) { return number == SIGHUP || number == SIGXCPU; }
 
-// Records a request to stop. A second, 0.5 s or more later and unless repeats_itself, ends the process by its signal.
+// Records a request to stop. A second one, 0.5 s or more later, ends the process by its signal, unless repeats_itself.
 static void on_stop_signal(int number) {
     const bool same_request =
         clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS;

@@ -9,16 +9,16 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Makes SIGUSR1 ask for a save, and SIGTERM, SIGINT, SIGHUP and SIGXCPU for a stop; the last three stay ignored where
-// they are, as by nohup. Ignores SIGPIPE and SIGXFSZ. Called by the first thread, which the kernel sends signals to.
+// Makes SIGUSR1 ask for a save, and SIGTERM, SIGINT, SIGHUP and SIGXCPU for a stop; the last three stay ignored if they
+// are, as by nohup. Ignores SIGPIPE and SIGXFSZ. The first thread calls this: the kernel sends signals to it.
 void signals_install(void);
-// Whether a save was asked for since the last call; takes the request. SIGUSR1 during a save asks for another.
+// Whether a save was asked for since the last call. Takes the request: SIGUSR1 during the save asks for another.
 bool signals_take_save_request(void);
 // Returns the number of the signal that first asked to stop (SIGTERM, ...); 0: none. The request stays.
 int signals_stop_requested(void);
-// Whether SIGINT, the interrupt key, asked first to stop; takes the request: a SIGINT 0.5 s after it is a first one.
+// Whether SIGINT, the interrupt key, asked first to stop. Takes the request: a SIGINT 0.5 s later counts as a first.
 bool signals_take_interrupt(void);
-// Lets a signal that asks to stop end a waiting read with EINTR from now on. To be called after signals_install.
+// Makes signals that ask to stop end a waiting read with EINTR from now on. signals_install comes before.
 void signals_interrupt_reads(void);
 // Starts a thread in which all signals are blocked, so that the training thread receives them. Returns 0 or an errno.
 int signals_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);

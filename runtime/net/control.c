@@ -25,7 +25,7 @@ static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of t
 
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
-// Wakes the thread, so that it serves what a caller has changed under the mutex. From any thread.
+// Wakes the thread, from any other, so that it serves what the caller has changed under the mutex.
 static void control_wake(struct control *c) {
     const uint64_t one = 1;
     while (write(c->wake, &one, sizeof one) < 0 && errno == EINTR)
@@ -34,7 +34,7 @@ static void control_wake(struct control *c) {
 
 // ---- exchanges, in the thread ----
 
-// Returns memory of `bytes`, 0 too, to be freed by free(); ends the job where there is none.
+// Returns memory of `bytes`, which may be 0; free() frees it. Ends the job where there is none.
 static void *control_allocate(struct control *c, size_t bytes) {
     void *const memory = malloc(bytes + 1);
     if (!memory)
@@ -47,20 +47,20 @@ static size_t control_result_bytes(const struct control *c) {
     return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
 }
 
-// Whether a contribution is to this rank's exchange; else programs or options differ. The caller holds the mutex.
+// Whether a contribution is to this rank's exchange; if not, programs or options differ. The caller holds the mutex.
 static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
     return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
            other->operation == c->exchange.operation &&
            strncmp(other->report.exchange, c->exchange.name, CONTROL_NAME) == 0;
 }
 
-// Lets the caller that waits for the exchange go on. The caller of this function holds the mutex.
+// Lets the thread that waits for the exchange go on. The caller holds the mutex.
 static void control_exchange_done(struct control *c) {
     c->exchange.pending = false;
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes, on rank 0, the exchange if all other ranks have contributed. All then have the previous exchange's result,
+// Completes the exchange on rank 0 if all other ranks have contributed. They then have the previous exchange's result,
 // which is freed here. A contribution to another exchange ends the job. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
@@ -88,8 +88,8 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Queues, on a rank other than 0, its contribution to the pending exchange, for rank 0. The caller holds the mutex.
-// exchange.mine must stay until it is sent.
+// Queues this rank's contribution to the pending exchange, for rank 0, on a rank other than 0. exchange.mine must stay
+// until it is sent. The caller holds the mutex.
 static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;
@@ -109,7 +109,7 @@ static void control_queue_contribution(struct control *c) {
     x->sent = true;
 }
 
-// Does the exchange, goodbye or exit that callers want, as far as it can. False: the thread must end. Takes the mutex.
+// Serves the exchange, goodbye or exit that callers want, as far as it can. Takes the mutex. False: the thread ends.
 static bool control_serve(struct control *c) {
     bool all_said_goodbye = true;
     pthread_mutex_lock(&c->mutex);
@@ -135,7 +135,7 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send the frame links[r].in now; a contribution may precede this rank's exchange. Takes the mutex.
+// Whether rank r may send the frame links[r].in now. A contribution may precede this rank's exchange. Takes the mutex.
 static bool control_frame_is_allowed(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -160,7 +160,7 @@ static bool control_frame_is_allowed(struct control *c, int r) {
     return false;
 }
 
-// Ends the job where rank r may not send its link's `in`; terminates the names in it, for printing. Takes the mutex.
+// Ends the job if rank r may not send the frame links[r].in. Terminates its names, for printing. Takes the mutex.
 static void control_check_frame(struct control *c, int r) {
     struct control_report *const report = &c->links[r].in.report;
     report->collective[CONTROL_NAME - 1] = report->exchange[CONTROL_NAME - 1] = '\0';
@@ -168,7 +168,7 @@ static void control_check_frame(struct control *c, int r) {
         control_end_wrong_frame(c, r);
 }
 
-// Sets where a payload is received: new memory for a contribution, the exchange's `all` for a result. Takes the mutex.
+// Sets where a payload is received: a contribution in new memory, a result in the exchange's `all`. Takes the mutex.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
         link->in_payload = link->contribution_data = control_allocate(c, link->in.payload_bytes);
@@ -179,7 +179,7 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
-// Does what rank r's checked frame asks for, and keeps its report; an abort ends this process, or on rank 0 the job.
+// Does what rank r's checked frame asks for, and keeps its report. An abort ends this process or, on rank 0, the job.
 static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
@@ -208,7 +208,7 @@ static void control_handle(struct control *c, int r) {
     }
 }
 
-// Receives and handles a rank's frames that have arrived; a connection closed without a goodbye ends the job.
+// Receives and handles the frames of a rank that have arrived. A connection closed without a goodbye ends the job.
 static void control_receive(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     while (!c->all_closed) {
@@ -233,7 +233,7 @@ static void control_receive(struct control *c, int r) {
 
 // ---- the thread ----
 
-// Calls c->poll, queues a heartbeat, and ends the job where a rank is silent or late (control_watch). Reads the clock
+// Calls c->poll, queues a heartbeat, and ends the job if a rank is silent or late (control_watch). Reads the clock
 // once: by a later time, after a suspension in here, ranks whose frames are not read yet would look late.
 static void control_beat(struct control *c) {
     const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
@@ -248,7 +248,7 @@ static void control_beat(struct control *c) {
     control_watch(c);
 }
 
-// Waits for something to arrive, be sent or be asked for, or for the next heartbeat; then receives what has arrived.
+// Waits until something arrives, can be sent or is asked for, or a heartbeat is due. Then receives what has arrived.
 static void control_wait(struct control *c) {
     uint64_t count;
     c->polls[0].fd = c->wake;
@@ -266,7 +266,7 @@ static void control_wait(struct control *c) {
             control_receive(c, r);
 }
 
-// Runs the thread until control_serve says that it is to end; argument: the struct control.
+// Runs the thread until control_serve says that it must end. argument: the struct control.
 static void *control_run(void *argument) {
     struct control *const c = (struct control *)argument;
     while (control_serve(c)) {
@@ -301,8 +301,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
                : error_format(error, "no random number for the job: %s", strerror(errno));
 }
 
-// Opens rank 0's listening socket at the launch's port: at its address if that is numeric and this host's, otherwise at
-// all addresses, since a name may mean another address here than on other hosts.
+// Opens rank 0's listening socket at the launch's port. Its address is the launch's if that is numeric and this host's,
+// otherwise all addresses, since a name may mean another address here than on other hosts.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)
@@ -314,7 +314,7 @@ static const char *control_listen_at(struct control *c, const struct launch *lau
     return NULL;
 }
 
-// Closes the connections, but not the listener, and frees c, which no thread and no exit function (at_exit) uses.
+// Closes the connections, but not the listener, and frees c. No thread or exit function (at_exit) may use c anymore.
 static void control_free(struct control *c) {
     for (int r = 0; r < c->ranks && c->links; r++) {
         control_link_close(&c->links[r]);
@@ -332,7 +332,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Fills in the zeroed c, for control_free after an error too. No socket or thread is made. address NULL: launch's.
+// Fills in the zeroed c; control_free frees it, after an error too. Makes no socket or thread. address NULL: launch's.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -364,7 +364,7 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     return NULL;
 }
 
-// Connects the ranks. Where rank 0 fails it tells the ranks that have connected, and these exit here.
+// Connects the ranks. If rank 0 fails, it tells the ranks that have connected, and they exit in here.
 static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
     int status = 0;
     const char *const problem =
@@ -382,8 +382,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Passes the status of an exit by an error, as fail's, by way of rank 0 to the other ranks, which exit with it: a
-// launcher returns the first but 0. Nothing for status 0, in a child, or after control_close. argument: at_exit.
+// Passes the status of an exit by an error, as fail's, through rank 0 to the other ranks, which exit with it: a
+// launcher returns the first but 0. Does nothing for status 0, in a child, or after control_close. argument: at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
@@ -402,7 +402,7 @@ static void control_on_exit(int status, void *argument) {
     pthread_timedjoin_np(c->thread, NULL, &until);
 }
 
-// Lets exit() call control_on_exit until control_close; without memory it will not.
+// Makes exit() call control_on_exit until control_close. Does nothing when out of memory.
 static void control_register_exit(struct control *c) {
     c->at_exit = (struct control **)malloc(sizeof *c->at_exit);
     if (!c->at_exit)
@@ -411,7 +411,7 @@ static void control_register_exit(struct control *c) {
     on_exit(control_on_exit, c->at_exit);
 }
 
-// Opens the connections as control_open does; start_s: the seconds in which all ranks must have connected.
+// Opens the connections as control_open does. start_s: within how many seconds all ranks must have connected.
 static const char *control_open_within(struct control **control, const struct launch *launch,
                                        const struct control_address *address, int listener, double timeout_s,
                                        double start_s, struct error_text *error) {
@@ -467,7 +467,7 @@ void control_close(struct control *c) {
 
 // ---- what callers ask for ----
 
-// Hands the exchange to the thread, and waits until it is done. `all` and `mine` are used until then.
+// Hands the exchange to the thread and waits until it is done. The thread uses `all` and `mine` until then.
 static void control_exchange_run(struct control *c, enum control_operation operation, void *all, const void *mine,
                                  size_t bytes, const char *what, bool patient) {
     struct control_exchange *const x = &c->exchange;

@@ -29,32 +29,32 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Listens, on rank 0 under MPI. The caller sends *address to all ranks for control_open; rank 0's closes *listener.
+// Listens for the other ranks, on rank 0 under MPI. All ranks need *address for control_open, which closes *listener.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
 // Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
 // where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
-// waiting, at the start too; 0: for ever, and five minutes at the start. If rank 0's start fails, ranks that connected
-// to it exit in here. Returns NULL or the problem, in `error`. control_close frees *control, NULL for one rank.
+// waiting, at the start too; 0: for ever, and five minutes at the start. If rank 0's start fails, the ranks that
+// connected to it exit in here. Returns NULL or the problem. control_close frees *control, which is NULL for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
-// Returns the key of the job, for further handshakes; zeros where c is NULL.
+// Returns the job's key, for further handshakes; zeros if c is NULL.
 struct handshake_key control_key(const struct control *c);
-// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c. NULL: nothing.
+// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c, if not NULL.
 void control_close(struct control *c);
 
-// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`. Exchanges pass
-// through rank 0, so that none is done before every rank has begun it. All ranks call the same ones, each one at a
-// time: other `bytes` or another `what`, the name in messages, ends the job. patient: the timeout does not apply.
+// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`. Passes through
+// rank 0, so that no rank is done before every rank has begun. All ranks make the same exchanges, one at a time:
+// different `bytes` or `what`, the name in messages, end the job. patient: the timeout does not apply.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
 // data (bytes) = rank 0's data. All ranks call it with equal `bytes` and `what`. patient: the timeout does not apply.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// Tells the watch, from any thread, that a collective begins, in one order on all ranks. name: copied. c NULL: nothing.
+// Tells the watch that a collective begins, from any thread, in one order on all ranks. name: copied. c NULL: nothing.
 void control_collective_begun(struct control *c, const char *name);
-// Tells the watch, from any thread, that the oldest collective is done. c NULL: does nothing.
+// Tells the watch that the oldest collective is done, from any thread. Does nothing if c is NULL.
 void control_collective_done(struct control *c);
 // Sets what the control thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. poll
-// must not wait or call this. On return the previous poll no longer runs, and its context may be freed.
+// must neither wait nor call this. On return the former poll no longer runs, and its context may be freed.
 void control_set_poll(struct control *c, void (*poll)(void *context), void *context);
 __END_DECLS

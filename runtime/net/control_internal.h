@@ -136,46 +136,46 @@ __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
 
 // Queues a copy of the frame, and the address of its payload (frame->payload_bytes; NULL: none), which must stay until
-// it is sent. Drops a heartbeat where two frames wait, and any frame of a closed, broken or full link.
+// it is sent. Drops a heartbeat if two frames wait, and any frame if the link is closed, broken or full.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
-// Sends as much of the queue as the socket takes. An error drops the queue; reading finds it after what arrived.
+// Sends as much of the queue as the socket takes. An error drops the queue; control_link_receive then finds the end.
 void control_link_send(struct control_link *link);
-// Receives, without waiting, a frame or, before its payload, the head: the caller then sets in_payload and calls again.
+// Receives a frame without waiting. At CONTROL_HEAD its payload is to come: the caller sets in_payload and calls again.
 enum control_event control_link_receive(struct control_link *link);
-// Closes the connection, if open, and drops the frames that wait. Frees nothing; `broken` and half frames' counts stay.
+// Closes the connection, if it is open, and drops waiting frames. Frees nothing; `broken` and half frames' counts stay.
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
 
-// Queues a frame, with this rank's last report, on each open connection: rank 0 has one to each rank, others one to
-// rank 0. status: of an abort, else 0. payload (payload_bytes): must stay until it is sent; NULL: none.
+// Queues a frame, with this rank's last report, on each open connection: from rank 0 to each rank, from others to rank
+// 0. status: an abort's, else 0. payload (payload_bytes) must stay until it is sent; NULL if there is none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
-// Sends what is queued and nothing more, and drops what arrives until the others have closed, up to `seconds`: a
+// Sends what is queued and nothing more, and drops what arrives, until the others have closed or `seconds` are over: a
 // process that ends with unread bytes resets the connection, and its peer may lose what was sent.
 void control_drain(struct control *c, double seconds);
-// Tells the other ranks, by way of rank 0, to end with `status`, and waits up to half a second until that has arrived.
+// Tells the other ranks, through rank 0, to end with `status`. Waits up to half a second until they have been told.
 void control_abort_others(struct control *c, int status);
 
 // ---- control_start.c: how the ranks of a job find each other ----
 
-// Gathers the other ranks on rank 0 within start_s seconds; closes the listener in any case. Returns NULL or a problem.
+// Gathers the other ranks on rank 0, within start_s seconds. Closes the listener in any case. NULL or the problem.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// Connects a rank other than 0 to rank 0, within start_s seconds, and waits start_s + 10 s more until rank 0 says that
-// all have connected. *status: with which rank 0 ends the job; 0: it does not. Returns NULL or the problem.
+// Connects a rank other than 0 to rank 0, within start_s seconds, then waits up to start_s + 10 s until rank 0 says
+// that all have connected. *status: with which rank 0 ends the job; 0: it does not. Returns NULL or the problem.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----
 
-// Updates this rank's own report: its counts as of now, its times as of the last heartbeat. Takes the mutex.
+// Updates this rank's own report, with counts as of now and times as of the last heartbeat. Takes the mutex.
 void control_report_own(struct control *c);
-// Ends the job where a rank is silent or, on rank 0, in an overdue collective or exchange that is not patient. Does
-// nothing where the timeout is 0, or this process was suspended. To be called after all is read.
+// Ends the job if a rank is silent or, on rank 0, a collective or an exchange that is not patient is overdue. Does
+// nothing if the timeout is 0 or this process was suspended. The caller has read all that arrived.
 void control_watch(struct control *c);
-// Ends the job with `status`: the connection of rank `lost` has closed, or that rank exits. Takes the mutex.
+// Ends the job with `status`, because the connection of rank `lost` has closed or that rank exits. Takes the mutex.
 void control_end_lost_rank(struct control *c, int lost, int status) __attribute__((noreturn));
-// Ends the job: other_rank contributed to another exchange than rank 0's.
+// Ends the job, because other_rank contributed to another exchange than rank 0's.
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
-// Ends the job: other_rank sent a frame, in its link's `in`, that no rank sends now.
+// Ends the job, because other_rank sent the frame in its link's `in`, which no rank sends now.
 void control_end_wrong_frame(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 __END_DECLS

@@ -20,7 +20,7 @@ void control_link_add(struct control_link *link, const struct control_frame *fra
     last->payload = payload;
 }
 
-// rest = what is left of the frame, then of its payload, when `sent` bytes of both are out.
+// rest = what is left to send of the frame and of its payload, when `sent` bytes of the two are out.
 static void control_outgoing_rest(struct iovec rest[2], const struct control_outgoing *out, size_t sent) {
     const size_t of_head = sent < sizeof out->frame ? sent : sizeof out->frame;
     rest[0].iov_base = (char *)(uintptr_t)&out->frame + of_head; // iovec has no const

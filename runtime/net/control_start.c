@@ -50,7 +50,7 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Gives the connection that handshake_next found to its rank, if still there. Returns NULL, or why the start must fail.
+// Gives its rank the connection that handshake_next found, if still there. Returns NULL, or why the start must fail.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;
@@ -66,7 +66,7 @@ static const char *control_admit(struct control *c, struct handshake_door *door,
     return NULL;
 }
 
-// Drops ranks whose connections have ended: no rank sends before all have connected, so one that can be read has ended.
+// Drops ranks whose connections have ended. No rank sends before all have connected: a readable connection has ended.
 static void control_drop_ended(struct control *c) {
     for (int r = 0; r < c->ranks; r++) {
         c->polls[r].fd = c->links[r].socket;
@@ -87,7 +87,7 @@ static int control_num_missing(const struct control *c) {
     return missing;
 }
 
-// Returns the text of an error, in `error`, that names the ranks that have not connected within start_s seconds.
+// Returns an error that names the ranks that have not connected within start_s seconds.
 static const char *control_missing_text(const struct control *c, double start_s, struct error_text *error) {
     char who[256] = "";
     int said = 0;
@@ -119,7 +119,7 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
     return problem || control_num_missing(c) == 0 ? problem : control_missing_text(c, start_s, error);
 }
 
-// Says hello, and finds whether this job's rank 0 answers, which becomes c->peers[0]; context: the struct control.
+// Says hello, and finds whether this job's rank 0 answers, who becomes c->peers[0]. context: the struct control.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
     struct control_hello own, answer;

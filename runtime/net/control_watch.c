@@ -71,7 +71,7 @@ static void last_line_print(struct last_line *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job with `status`: rank 0 prints the message and "; the job ends" and tells the others. Without rank 0 rank
+// Ends the job with `status`. Rank 0 prints the message and "; the job ends" and tells the others. Without rank 0, rank
 // 1 prints; others wait 0.5 s: a launcher may end all with the first. All wait up to 2 s for a checkpoint in flight.
 __attribute__((noreturn)) static void control_end_with(struct control *c, struct last_line *message, int status) {
     last_line_add(message, "; the job ends");
@@ -118,8 +118,8 @@ static void last_line_add_operation(struct last_line *message, const struct oper
                   (unsigned long long)operation->number);
 }
 
-// Returns the unfinished operation of the least number of all ranks except `but` or, with only_it, of rank `but` only;
-// number 0: none. A collective goes before an exchange.
+// Returns the unfinished operation of the least number on all ranks except `but` or, with only_it, on rank `but`. A
+// collective goes before an exchange. number 0: none.
 static struct operation first_unfinished(const struct control *c, int but, bool only_it) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -155,7 +155,7 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Adds where a rank was lost: in the others' operation, else in its last report's, else after the last that any began.
+// Adds where a rank was lost: in the others' operation, else in its own last one, else after the last that any began.
 static void last_line_add_where(const struct control *c, struct last_line *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)
@@ -184,7 +184,7 @@ void control_end_lost_rank(struct control *c, int lost, int status) {
     control_end_with(c, &message, status);
 }
 
-// Ends the job where a rank's heartbeats have been missing for longer than the timeout.
+// Ends the job if a rank's heartbeats have been missing for longer than the timeout.
 static void control_check_silence(struct control *c) {
     struct rank_list silent = {{0}, 0};
     const double before_s = c->heartbeat_s - c->timeout_s;
@@ -201,7 +201,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the overdue collective (`exchange`: an exchange, but no patient one) of the least number; number 0: none.
+// Returns the overdue collective or, with `exchange`, exchange that is not patient, of the least number (0: none).
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -218,7 +218,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
     return overdue;
 }
 
-// Ends the job where a collective (`exchange`: instead, an exchange but no patient one) is overdue. Rank 0 calls this.
+// Ends the job if a collective or, with `exchange`, an exchange that is not patient is overdue. Rank 0 calls this.
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};

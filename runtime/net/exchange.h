@@ -27,11 +27,11 @@ struct exchange {
 
 __BEGIN_DECLS
 // Opens the connections; every rank calls it. TCP's addresses are exchanged over `control`; MPI must be open
-// (mpi_open). Returns NULL, or what is wrong, in `error`: the caller then ends the process without exchange_close.
+// (mpi_open). Returns NULL or the problem, after which the caller ends the process without exchange_close.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
-// Sends and receives a block to and from each other rank; every rank calls it. send, receive (ranks): entry `rank` is
-// ignored. Returns when all is done. A lost rank ends the process, with a message that names it. One caller at a time.
+// Sends a block to each other rank and receives one from each; every rank calls it. send, receive (ranks): entry `rank`
+// is ignored. Returns when all is done. A lost rank ends the process; a message names it. One caller at a time.
 void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_close(struct exchange *x); // by MPI, every rank calls it
 __END_DECLS

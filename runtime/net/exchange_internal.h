@@ -2,12 +2,12 @@
 #pragma once
 #include "runtime/net/exchange.h" // struct exchange_block
 
-// Returns the rank that this one sends to in `step`, 1 to ranks - 1; so not all send to rank 0 first.
+// Returns the rank to which this one sends in `step`, 1 to ranks - 1. No two ranks send to the same one in a step.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process after the loss of a peer, printing the reason, `what`. Waits a second first: the control thread,
+// Ends the process after the loss of a peer, and prints the reason, `what`. Waits a second first: the control thread,
 // which mostly knows more, may end it with a better message. Uses _exit, since exit() may wait for threads and locks.
 void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 

@@ -25,7 +25,7 @@ struct exchange_mpi {
     MPI_Status *statuses;
 };
 
-// Opens the exchange by MPI, after mpi_open; every rank calls it. After an error nothing is freed: the process ends.
+// Opens the exchange by MPI, after mpi_open. Every rank calls it. An error frees nothing, since the process then ends.
 const char *exchange_mpi_open(struct exchange_mpi **opened, int rank, int ranks, struct error_text *error) {
     struct exchange_mpi *const m = (struct exchange_mpi *)calloc(1, sizeof *m);
     if (!m)
@@ -74,7 +74,7 @@ __attribute__((noreturn)) static void exchange_mpi_end_lost(const struct exchang
     exchange_end_lost(m->rank, peer, mpi_error(code, call, &error));
 }
 
-// Returns when all requests are done, with m->statuses; ends the process where one fails.
+// Waits until all requests are done, and fills m->statuses. Ends the process where one fails.
 static void exchange_mpi_wait(struct exchange_mpi *m) {
     const int steps = m->ranks - 1;
     const struct timespec sleep = {0, SLEEP_NS};
@@ -98,7 +98,7 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where the nth message of `receive` (ranks) was too short; MPI itself reports one that is too long.
+// Ends the process if the nth message of a block of `receive` (ranks) was too short. MPI itself reports too long ones.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),
@@ -113,7 +113,7 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves each block's nth message, and waits; the first of an empty block too, so that a rank that expects more ends.
+// Moves each block's nth message, and waits. An empty block has a first message too: a rank that expects more ends.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
                                   const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;

@@ -52,7 +52,7 @@ struct exchange_greeting {
     struct exchange_hello hello;
 };
 
-// Says hello and checks the answer: an address may mean another host here. context: the struct exchange_greeting.
+// Says hello and checks the answer, since an address may mean another host here. context: the struct exchange_greeting.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
     const struct exchange_hello *const hello = &greeting->hello;
@@ -65,7 +65,7 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Takes connections from `door` until all higher ranks have connected; an error, after until_s, names one that has not.
+// Takes connections from `door` until all higher ranks have connected. After until_s an error names one that has not.
 static const char *exchange_accept_at(struct exchange_sockets *s, struct handshake_door *door, double until_s,
                                       struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -102,7 +102,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Connects, in CONNECT_S, to all lower ranks by endpoints (ranks), then accepts higher ones: no two block each other.
+// Connects to all lower ranks at `endpoints` (ranks), in CONNECT_S, then accepts higher ones: no two block each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {
@@ -118,7 +118,7 @@ static const char *exchange_sockets_connect(struct exchange_sockets *s, int list
     return exchange_accept(s, listener, key, until_s, error);
 }
 
-// Connects all ranks over TCP (addresses: over `control`); every rank calls it. After an error nothing is freed.
+// Connects all ranks over TCP, with addresses from `control`. Every rank calls it. After an error nothing is freed.
 const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
                                   struct error_text *error) {
     struct exchange_sockets *const s = (struct exchange_sockets *)calloc(1, sizeof *s);
@@ -190,7 +190,7 @@ static int exchange_left(struct iovec pieces[2], struct exchange_header *header,
     return count;
 }
 
-// Sends what the connection takes now, of the header and the block; returns without waiting. An error ends the process.
+// Sends what the connection takes now of the header and the block, without waiting. An error ends the process.
 static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct iovec pieces[2];
@@ -230,7 +230,7 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
                                   (unsigned long long)block->bytes, (unsigned long long)s->exchanges);
 }
 
-// Prepares the poll for what each connection still has to do. False when all is done.
+// Sets s->polls to what each connection still has to do. Returns false when all is done.
 static bool exchange_sockets_pending(struct exchange_sockets *s, const struct exchange_block *send,
                                      const struct exchange_block *receive) {
     bool pending = false;

@@ -76,7 +76,7 @@ void handshake_derive(struct handshake_key *key, const struct handshake_key *fro
     *key = derived;
 }
 
-// Whether a part of a key is set: not all zeros.
+// Whether a part of a key is set, that is, not all zeros.
 static bool handshake_has(const unsigned char part[SHA256_BYTES]) {
     static const unsigned char none[SHA256_BYTES] = {0};
     return !sha256_same(part, none);
@@ -173,7 +173,7 @@ static void handshake_print_refusal(const struct handshake_door *d, const struct
             strncmp(host, v4_in_v6, strlen(v4_in_v6)) == 0 ? host + strlen(v4_in_v6) : host, port, why);
 }
 
-// Closes a guest's connection, frees its place and counts it; prints why, of the first MAX_LINES.
+// Closes a guest's connection, frees its place and counts it. Prints why, for the first MAX_LINES guests.
 static void handshake_turn_away(struct handshake_door *d, struct handshake_guest *guest, const char *why) {
     if (d->turned_away++ < MAX_LINES)
         handshake_print_refusal(d, &guest->from, why);
@@ -181,7 +181,7 @@ static void handshake_turn_away(struct handshake_door *d, struct handshake_guest
     guest->socket = -1;
 }
 
-// Answers a guest, which stays, without waiting: any socket's buffer has room. False: it has gone. hello NULL: none.
+// Answers a guest, who stays, without waiting: any socket's buffer has room. False: it has gone. hello NULL: none.
 static bool handshake_send_answer(const struct handshake_door *d, struct handshake_guest *guest,
                                   enum handshake_verdict verdict, const void *hello, size_t bytes) {
     struct handshake_answer *const answer = &guest->talk.answer;
@@ -195,7 +195,7 @@ static bool handshake_send_answer(const struct handshake_door *d, struct handsha
     return socket_send_all(guest->socket, answer, sizeof *answer, 0);
 }
 
-// Whether a whole reply proves its hello; a guest whose reply does not is turned away.
+// Whether a guest's whole reply proves its hello. Turns the guest away if not.
 static bool handshake_judge(struct handshake_door *d, struct handshake_guest *guest) {
     unsigned char proof[SHA256_BYTES];
     handshake_prove_reply(proof, &d->key, &guest->talk);
@@ -210,8 +210,8 @@ static bool handshake_judge(struct handshake_door *d, struct handshake_guest *gu
     return false;
 }
 
-// Receives what has arrived of a guest's reply; true: it is whole and proven. A guest that sends anything else, or has
-// ended, is turned away.
+// Receives what has arrived of a guest's reply. True: the reply is whole and proven. A guest that sends anything else,
+// or has ended, is turned away.
 static bool handshake_receive(struct handshake_door *d, struct handshake_guest *guest) {
     struct handshake_reply *const reply = &guest->talk.reply;
     ssize_t received;
@@ -278,7 +278,7 @@ static void handshake_accept(struct handshake_door *d) {
 }
 
 // Waits for arrivals, or until a guest's or the caller's time is up. Sets each guest's `arrived`; returns whether
-// further connections came. poll() takes no more places than the process may have descriptors.
+// further connections came. Polls no free places: poll() takes no more than the process may have descriptors.
 static bool handshake_wait(struct handshake_door *d, double until_s) {
     nfds_t n = 0;
     d->polls[n].fd = d->listener;

@@ -22,26 +22,27 @@ struct handshake_key {
 struct handshake_door;
 
 __BEGIN_DECLS
-// bytes (count, at most 256) = random bytes of the kernel; false with errno.
+// bytes (count, at most 256) = random bytes of the kernel. False, with errno, when it has none.
 bool random_bytes_of_system(void *bytes, size_t count);
-// Derives *key, which may be *from, for a further purpose: key->job from *from and `shared` (bytes). The secret stays.
+// Derives *key, maybe *from itself, for a further purpose: `job` from *from and `shared` (bytes). The secret stays.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// Says the hello (bytes, at most HANDSHAKE_HELLO), as the joining end; answer (bytes) = the accepting end's hello, of a
-// SOCKET_FRIEND. Another result has its reason in `error`. The socket stays open. An end that takes 10 s is a stranger:
-// two ranks must not wait for each other where an address means another rank here.
+// Says the hello (bytes, at most HANDSHAKE_HELLO) as the joining end. answer (bytes) = the accepting end's hello, if
+// that is a SOCKET_FRIEND; if not, `error` says why. The socket stays open. An end that takes 10 s is a stranger: two
+// ranks must not wait for each other where an address means another rank here.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
-// Opens the accepting end at a `listener` of sockets.h; `ranks` + 256 connections may wait unproven. rank: this one,
-// for messages. key: copied. handshake_close frees what is returned. NULL: no memory.
+// Opens the accepting end at a `listener` of sockets.h, with room for `ranks` + 256 unproven connections. rank: this
+// one, for messages. key: copied. handshake_close frees the result. NULL when out of memory.
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
-// Waits for a connection that has proven its hello (bytes), to be admitted or refused next. False: none has by until_s.
+// Waits for a peer that has proven its hello (bytes); the caller then admits or refuses it. False: none has by until_s.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
-// Answers handshake_next's connection with a hello. Returns its socket, which the caller closes; -1: it has gone.
+// Sends `answer` (bytes), this end's hello, to the peer that handshake_next found, which has proven itself already.
+// Returns the peer's socket, which the caller closes; -1: the peer has gone.
 int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
-// Refuses handshake_next's connection, and closes it; the caller prints why.
+// Refuses the peer that handshake_next found, and closes its connection. The caller prints why.
 void handshake_refuse(struct handshake_door *d);
-// Closes what was not admitted, prints how many beyond ten were turned away, and frees d; the listener stays open.
+// Closes what was not admitted, prints how many beyond ten were turned away, and frees d. The listener stays open.
 void handshake_close(struct handshake_door *d);
 __END_DECLS

@@ -11,7 +11,7 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
     return (size_t)(ranks - 1) * (size_t)shard * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
 }
 
-// Returns the index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
+// Returns the place of a rank's shard among all shards in rank order without the shard of rank `own`.
 static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
 // out (n) = in (n) in bf16, rounded to nearest, ties to even.
@@ -21,8 +21,8 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
         out[i] = float_to_bf16_bits(in[i]);
 }
 
-// out (n) = the sum of n elements, at most SUM_BLOCK, over all ranks, in rank order: `own` (n) of this rank, and of
-// each other rank the first n of a row of `others` (ranks - 1, shard). `out` may be `own`.
+// out (n) = the sum over all ranks, in rank order, of n elements, at most SUM_BLOCK: `own` (n) of this rank, and the
+// first n of each other rank's row of `others` (ranks - 1, shard). `out` may be `own`.
 static void sum_fp32(float *out, const float *own, const float *others, int64_t shard, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {
@@ -37,7 +37,7 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// out (n) = sum_fp32's sum, rounded to bf16, of `own`, which is rounded to bf16 first, and the others', which are bf16.
+// out (n) = sum_fp32's sum, rounded to bf16. `own` is rounded to bf16 before; `others` (ranks - 1, shard) are bf16.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -96,7 +96,7 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// Copies a list's messages with a rank to `packed` (NULL: not) or, with `unpacks`, from there; returns their bytes.
+// Copies a list's messages with `rank` to `packed` (NULL: not) or, with `unpacks`, from there. Returns their bytes.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

@@ -10,7 +10,7 @@
 // 32768 on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
 enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
-// Parses a text of digits and nothing else, up to `most`. False, and *number undefined, where it is no such number.
+// Parses a text of nothing but digits, up to `most`. False, and *number undefined, where it is no such number.
 static bool launch_parse_number(uint64_t *number, const char *text, uint64_t most) {
     char *end = NULL;
     if (text[0] < '0' || text[0] > '9') // strtoull would take a sign or a space
@@ -21,7 +21,7 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// *number = an environment variable, 0 to INT_MAX; not set: `otherwise` or, where that is negative, an error.
+// *number = the environment variable `name`, 0 to INT_MAX. If it is not set: `otherwise` (negative: that is an error).
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -66,7 +66,7 @@ static const char *launch_check_local(const struct launch *launch, const struct 
     return NULL;
 }
 
-// Sets and checks all ranks by the launcher's variables; without local_ranks this rank is taken for its host's last.
+// Sets and checks all ranks by the launcher's variables. Without local_ranks this rank is taken for its host's last.
 static const char *launch_by_variables(struct launch *launch, const struct launch_variables *names,
                                        struct error_text *error) {
     const char *problem = launch_ranks(launch, names, error);
@@ -75,7 +75,7 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
     return problem ? problem : launch_check_local(launch, names, error);
 }
 
-// The number of tasks of a step's node (from 0): "4(x2),3" means 4, 4 and 3. 0: the text is malformed or too short.
+// The number of tasks of a step's node, from 0, by a text as "4(x2),3": 4, 4 and 3. 0: it is malformed or too short.
 static int launch_tasks_of_node(const char *text, int node) {
     while (*text) {
         unsigned tasks = 0, times = 1;
@@ -96,7 +96,7 @@ static int launch_tasks_of_node(const char *text, int node) {
     return 0;
 }
 
-// host (host_bytes) = a list's first host, node003 of "node[003-008,11],x7". False: none, malformed or too long.
+// host (host_bytes) = the first host of a list: node003 of "node[003-008,11],x7". False: none, malformed or too long.
 static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     size_t length = 0;
     while (*list && *list != ',') {
@@ -123,7 +123,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
-// Sets launch->local_ranks, the step's tasks on this node (unknown: as if this rank were the last); checks local_rank.
+// Sets launch->local_ranks to the step's tasks on this node; unknown: as if this rank were the last. Checks local_rank.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -191,7 +191,7 @@ static bool launch_is_mpich(void) {
 
 bool launch_is_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
-// Sets kind, ranks and (srun) rank 0's address where mpirun or srun started the process; else LAUNCH_SINGLE stays.
+// Sets kind, ranks and (srun) rank 0's address if mpirun or srun started the process; else kind stays LAUNCH_SINGLE.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};

@@ -25,12 +25,12 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch, the secret with zeros. rendezvous: the option's value, "": not given. Returns NULL or the problem.
+// Fills in *launch, the secret with zeros. rendezvous: the option's value; "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Sets launch->secret to the hash of the file's text or, for file "", of the variable TRAIN_GPT_SECRET: 16 to 4096
-// bytes, white space around cut off. Without a file and variable the secret is zeros. Returns NULL or the problem.
+// Sets launch->secret to the hash of the text, without white space around it, of the file or, if file is "", of the
+// variable TRAIN_GPT_SECRET: 16 to 4096 bytes. Zeros if there is neither. Returns NULL or the problem.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
-// Whether the start is open to any process that reaches rank 0's port: no secret is shared, by the user or by MPI.
+// Whether any process that reaches rank 0's port could join: no secret is shared, by the user or by MPI.
 bool launch_has_no_secret(const struct launch *launch);
 // Whether mpirun started this process, as the only one or with others. mpirun then passes on what the process prints:
 // Open MPI gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.

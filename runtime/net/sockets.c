@@ -23,7 +23,7 @@ void socket_host_name(char host[SOCKET_HOST]) {
     host[SOCKET_HOST - 1] = '\0';
 }
 
-// Sleeps; a signal that is handled ends the sleep early.
+// Sleeps. A signal that is handled ends the sleep early.
 void socket_sleep_s(double seconds) {
     struct timespec time;
     time.tv_sec = (time_t)seconds;
@@ -139,7 +139,7 @@ void socket_address_terminate(struct socket_address *address) {
         address->interfaces[i][SOCKET_ADDRESS_TEXT - 1] = '\0';
 }
 
-// Whether a socket is connected to itself: where nobody listens at a port here, the kernel may choose it for this end.
+// Whether a socket is connected to itself. If nobody listens at a port here, the kernel may give that port to this end.
 static bool socket_is_its_own_peer(int socket) {
     struct sockaddr_storage own, peer;
     socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
@@ -161,7 +161,7 @@ static int socket_finish_connecting(int socket, double until_s) {
     return why;
 }
 
-// Connects to one address, tried once. Returns the socket; -1 with errno, ETIMEDOUT where until_s has passed.
+// Tries once to connect to an address. Returns the socket; -1 with errno, ETIMEDOUT if until_s has passed.
 static int socket_connect_to(const struct addrinfo *to, double until_s) {
     const int connected = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int why = 0;
@@ -203,7 +203,7 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Whether an address's interfaces are this host's, as far as both are known: hosts may have one name, containers often.
+// Whether an address's interfaces are this host's, or either are unknown. Hosts may share a name; containers often do.
 static bool socket_same_interfaces(const struct socket_address *address, const struct socket_address *own) {
     for (int i = 0; i < SOCKET_INTERFACES; i++)
         if (strcmp(own->interfaces[i], address->interfaces[i]) != 0)
@@ -211,9 +211,9 @@ static bool socket_same_interfaces(const struct socket_address *address, const s
     return true;
 }
 
-// Returns the ith name or numeric address to try for an address, own: this host's; NULL after the last. On the address's
-// own host the loopback is first, which works whatever the name means. The name of another host that has this host's
-// name means this host, where another rank may listen at that port.
+// Returns the ith name or numeric address to try for an address; NULL after the last. own: this host's. On the
+// address's own host the loopback comes first, which works whatever the name means. If another host has this host's
+// name, the name is left out: it means this host, where another rank may listen at that port.
 static const char *socket_candidate(const struct socket_address *address, const struct socket_address *own, int i) {
     const bool same_name = strcmp(own->host, address->host) == 0;
     const bool here = same_name && socket_same_interfaces(address, own);

@@ -32,30 +32,30 @@ __BEGIN_DECLS
 // host = this host's name, cut to SOCKET_HOST; "localhost" where the name can't be found.
 void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
-// Returns the timeout for poll(), in ms, of a wait until until_s: 0 once that has passed, before that 1 to 10^9.
+// Returns the timeout, in ms, for a poll() until until_s: 1 to 10^9, or 0 once that has passed.
 int socket_poll_ms(double until_s);
-// Waits until a socket can be read (POLLIN) or written (POLLOUT) or has failed; false with errno (ETIMEDOUT: until_s).
+// Waits until a socket can be read (POLLIN) or written (POLLOUT), or fails. False with errno; ETIMEDOUT: at until_s.
 bool socket_wait_ready(int socket, short events, double until_s);
 
-// Opens a listening socket; -1 with errno. numeric: address in digits (a name: EADDRNOTAVAIL); NULL: all. port 0: any.
+// Opens a listening socket. Returns -1 with errno after an error. numeric: an address in digits (EADDRNOTAVAIL for a
+// name), or NULL for all addresses. port 0: any port.
 int socket_listen(const char *numeric, int port);
 // Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);
-// Returns an arrived connection's socket, at once; -1 with errno (EAGAIN: none). *from (NULL: not wanted) = other end.
+// Accepts a connection that has arrived, at once. Returns its socket; -1 with errno (EAGAIN: none). from: may be NULL.
 int socket_accept(int listener, struct sockaddr_storage *from);
-// *address = the address of a listening socket for other hosts: this host's name, its interfaces' addresses, the port
-// (0 for listener -1).
+// *address = where other hosts reach a listening socket: this host's name, its addresses, the port (listener -1: 0).
 void socket_address_own(struct socket_address *address, int listener);
-// Ends the texts of an address with 0 bytes, which another process may have sent without them.
+// Ends an address's texts with 0 bytes, since another process may have sent them without.
 void socket_address_terminate(struct socket_address *address);
 // Returns a socket connected to the first name or address at which `greeting`, given `context`, finds a friend (NULL:
-// that answers); -1 with a text at a refusal or the deadline, which the look-up of a name may overrun. All are tried in
-// turn, repeatedly, since the listener may start later.
+// that answers). Tries all in turn, repeatedly, since the listener may start later. Returns -1 with a text at a refusal
+// or the deadline, which the look-up of a name may overrun.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
 
-// Sends all bytes; false with errno, maybe after a part, where sending fails or would wait after until_s (ETIMEDOUT).
+// Sends all bytes. False with errno, maybe after a part: sending fails, or would take beyond until_s (ETIMEDOUT).
 bool socket_send_all(int socket, const void *data, size_t bytes, double until_s);
-// Receives all bytes; false with errno, as ECONNRESET where the other end has closed, ETIMEDOUT as in socket_send_all.
+// Receives all bytes. False with errno: ECONNRESET if the other end has closed, ETIMEDOUT if they come after until_s.
 bool socket_receive_all(int socket, void *data, size_t bytes, double until_s);
 __END_DECLS

@@ -36,7 +36,7 @@ struct work_thread {
     double busy_s, waited_s; // as of work_thread_times
 };
 
-// Runs all jobs in order, without the mutex, until work_thread_stop and an empty queue. argument: the struct.
+// Runs all jobs in order, without the mutex, until work_thread_stop is called and none waits. argument: a work_thread.
 static void *run_jobs(void *argument) {
     struct work_thread *const w = (struct work_thread *)argument;
     pthread_mutex_lock(&w->mutex);

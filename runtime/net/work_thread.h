@@ -12,8 +12,8 @@ enum { WORK_ARGUMENT_BYTES = 128 };     // most bytes of a job's arguments
 typedef void work_job(void *arguments); // a copy of what work_thread_add was given
 
 __BEGIN_DECLS
-// Starts a thread, which work_thread_stop ends; ends the process where it can't. `control` (NULL: none) is told when
-// each job begins and is done, as a collective. The thread blocks all signals: the training thread receives them.
+// Starts a thread, which work_thread_stop ends; ends the process if it can't. Tells `control` (NULL for none) when each
+// job begins and is done, as a collective. All signals are blocked in it, so that the training thread receives them.
 struct work_thread *work_thread_start(struct control *control);
 // Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait or run, more
 // than a step has collectives. More than WORK_ARGUMENT_BYTES of arguments end the process. name: for messages, copied.

@@ -81,7 +81,7 @@ static void report_failure(struct event_file *events, int error) {
                     strerror(error));
     events->failed = true;
 }
-// Reports `error`, an errno, if the first, and cuts an incomplete record off, which would hide all records after it.
+// Reports `error`, an errno, if it is the first. Cuts off an incomplete record, which would hide all records after it.
 static void record_failed(struct event_file *events, int error) {
     if (ftruncate(events->file, (off_t)events->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -181,7 +181,7 @@ static const struct {
     {"batch", "progress/batch", false},
 };
 
-// Adds numbers and strings in a value, and null if event_tags says so, to the summary. path: names to the value, a/b.
+// Adds a value's numbers and strings, and null if event_tags says so, to the summary. path: names to the value, a/b.
 static void add_member(struct event_file *events, const char *path, const json_t *value) {
     enum { PATH = 512 };
     static const char *const shares[] = {"saturated", "flushed"}; // the only arrays of log.jsonl are FP8's
@@ -228,7 +228,7 @@ void event_file_add(struct event_file *events, const char *line, size_t bytes) {
 // ---- the file ----
 
 #define EVENT_FILE_PREFIX "events.out.tfevents."
-// Returns the seconds in a new file's name: now or, as TensorBoard reads by name, after the folder's of the next 24 h.
+// Returns the seconds for a new file's name, by which TensorBoard sorts: now, or after files there of the next 24 h.
 static long long seconds_of_name(const char *folder) {
     long long seconds = (long long)time(NULL), there;
     DIR *const opened = opendir(folder);

@@ -8,14 +8,14 @@
 struct event_file;
 
 __BEGIN_DECLS
-// Makes a new file in a folder that exists, of a later name than event files there, except those a day or more ahead of
-// the clock; event_file_close frees the result. TensorBoard drops what earlier files have of steps after first_step.
-// Ends the program, naming --tensorboard-dir, where the file can't be made; where only writing fails, warns.
+// Makes a new event file in a folder that exists; event_file_close frees the result. Its name is later than other event
+// files' there, but for files a day or more ahead of the clock. TensorBoard drops what earlier files have of steps
+// after first_step. Ends the program, naming --tensorboard-dir, if the file can't be made; only warns if writing fails.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
-// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts, a null
-// loss or norm as NaN, nothing else. Ignores a line that is no object. Tags are paths, as fp8/qkv/input/saturated, or
-// grouped, as loss/train. A failed write, reported once, loses its line.
+// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts, and a
+// null loss or norm as NaN, nothing else. Ignores a line that is no object. Tags are paths, as fp8/qkv/input/saturated,
+// or grouped, as loss/train. A failed write is reported once and loses its line.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
-// Closes the file and frees `events`. Prints a warning if closing is the file's first failure. NULL: does nothing.
+// Closes the file and frees `events`. Prints a warning if closing is the file's first failure. Does nothing for NULL.
 void event_file_close(struct event_file *events);
 __END_DECLS

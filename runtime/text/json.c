@@ -42,7 +42,7 @@ static void json_newline(struct json *json) {
     for (int i = 0; i < json->depth; i++)
         fputs("  ", json->out);
 }
-// Writes what precedes a value: the comma after another, the line's beginning where pretty, and the key (NULL: none).
+// Writes what precedes a value: a comma after another value, a new line where pretty, and the key (NULL for none).
 static void json_begin_value(struct json *json, const char *key) {
     if (json->depth > 0) {
         if (json->has_members[json->depth - 1])

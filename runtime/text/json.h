@@ -32,10 +32,10 @@ void json_none(struct json *json, const char *key); // null (json_null is jansso
 // Writes a short decimal that reads back as the same double (json_float: the same float). NaN and infinities: null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// Writes as json_float does, but a whole number without exponent as 1.0, for readers that tell reals from integers.
+// Writes as json_float does, but a whole number without exponent as 1.0: some readers tell reals from integers.
 void json_decimal(struct json *json, const char *key, float value);
 void json_decimal_double(struct json *json, const char *key, double value);
 
-// Writes only the quoted string, in which bytes that are not UTF-8 become U+FFFD: the caller lays the text out.
+// Writes only the quoted string; the caller lays the text out. Bytes that are not UTF-8 become U+FFFD.
 void json_quote(FILE *out, const char *value);
 __END_DECLS

@@ -30,7 +30,7 @@ struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Refuses too many levels or values (empty {} and [] are two), before jansson allocates; exact as far as jansson reads.
+// Refuses too many levels or values (empty {} and [] are two) before jansson allocates. Exact as far as jansson reads.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
     uint64_t values = 1;

@@ -24,25 +24,25 @@ __BEGIN_DECLS
 struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
-// Parses any value: *root is the caller's, NULL after an error. Refused are duplicate keys, bytes after the value,
-// malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values; json_check_string refuses \u0000.
+// Parses any value: *root is the caller's, NULL after an error. Refuses duplicate keys, bytes after the value,
+// malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. json_check_string refuses \u0000.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
-// Parses an object; any other value, and what json_parse refuses, is an error: *root, the caller's, is then NULL.
+// Parses an object. Refuses any other value, and what json_parse refuses. *root is the caller's, NULL after an error.
 const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 
 // Returns the type in words for a message: "a string", but "true", "false", "null", and "absent" for NULL.
 const char *json_type_name(const json_t *value);
 
-// *result = the value, an integer from `least` to below - 1; anything else, NULL too, is an error, and *result stays.
-// key: the value's name in messages; for an element of an array the caller makes one up ("shape[1]").
+// *result = the value, an integer from `least` to below - 1. Anything else, NULL too, is an error: then *result stays.
+// key: the value's name in messages; for an array's element the caller makes one up ("shape[1]").
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
                            const char *name, struct error_text *error);
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// *result = an integer member, `least` to below - 1 (number: `least` to `most`). Absent or other: error, *result stays.
+// *result = an integer member, `least` to below - 1 (number: to `most`). Absent or other: an error, and *result stays.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
@@ -52,16 +52,16 @@ const char *json_get_bool(const json_t *object, const char *key, bool *result, c
 // *result = the text of a member that must be there; `object` owns the text. After an error *result stays.
 const char *json_get_string(const json_t *object, const char *key, const char **result, const char *name,
                             struct error_text *error);
-// *result = the object that a member is, which `object` owns; after an error, what is there instead (NULL: nothing).
+// *result = a member, which must be an object, and which `object` owns. After an error: what is there instead, or NULL.
 const char *json_get_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error);
-// *result = the array that a member is, which `object` owns; after an error, what is there instead (NULL: nothing).
+// *result = a member, which must be an array, and which `object` owns. After an error: what is there instead, or NULL.
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
-// Whether a member is there and not null, which Hugging Face's files have for what is not set.
+// Whether a member is there and not null. Hugging Face's files have null for what is not set.
 bool json_has(const json_t *object, const char *key);
-// *result = a member as json_get_int takes it, else `fallback`: an absent or null member is no error, a wrong one is.
+// *result = a member that json_get_int takes, or `fallback` where it is absent or null. A wrong member is an error.
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);
 const char *json_opt_number(const json_t *object, const char *key, double least, double most, double fallback,
@@ -70,10 +70,10 @@ const char *json_opt_bool(const json_t *object, const char *key, bool fallback, 
                           struct error_text *error);
 const char *json_opt_string(const json_t *object, const char *key, const char *fallback, const char **result,
                             const char *name, struct error_text *error);
-// *result = the object that a member is, which `object` owns; NULL: absent or null; an error: what is there instead.
+// *result = a member, an object, which `object` owns; NULL where absent or null. After an error: what is there instead.
 const char *json_opt_object(const json_t *object, const char *key, json_t **result, const char *name,
                             struct error_text *error);
-// Sets *result to a member that is an array, owned by `object`; NULL: absent, null. After an error: the wrong value.
+// *result = a member, an array, which `object` owns; NULL where absent or null. After an error: what is there instead.
 const char *json_opt_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 __END_DECLS

@@ -82,8 +82,8 @@ static bool log_is_after(const char *line, int64_t last) {
     long long step = 0;
     return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
 }
-// Returns the bytes of an earlier log.jsonl before the first line that is cut short or of a step after `last`, which a
-// resumed run writes again; other lines, as damaged ones, stay. 0: no file. An unreadable one ends the program.
+// Returns how many bytes of an earlier log.jsonl stay when a run resumes: up to the first line that is cut short or of
+// a step after `last`, which the run writes again. Damaged lines stay. 0: no file. An unreadable file ends the program.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -189,8 +189,7 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
-// Whether a step has a progress line where lines are not drawn in place: step 1, every log->every-th, the last. What
-// stdout is does not matter.
+// Whether a step has a progress line, where lines are not drawn in place: true for 1, each log->every-th and the last.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
@@ -225,7 +224,7 @@ static void log_write_time(struct json *json) {
     json_str(json, "time", text);
 }
 
-// Begins a line of log.jsonl about a step, of a log that has such a file; log_line_end appends it.
+// Begins a line about a step of a log.jsonl, which the log must have. log_line_end appends the line.
 static struct json log_line_begin(struct log *log, int64_t step) {
     struct json json = json_writer(log->line, false);
     rewind(log->line);
@@ -315,7 +314,7 @@ static double log_eta_s(struct log *log, int64_t step, double step_s, double now
     return (now_s - log->timed_from_s) / (double)(step - log->timed_from) * (double)(log->total_steps - step);
 }
 
-// Returns hours, minutes and seconds, in `text`; --:--:--, a constant, for NAN, infinity and above 10^12: not known.
+// Returns hours, minutes and seconds, in `text`; or --:--:--, a constant, for NAN, infinity and above 10^12: unknown.
 const char *log_duration(char text[LOG_NUMBER], double seconds) {
     if (!isfinite(seconds) || seconds > 1e12)
         return "--:--:--";

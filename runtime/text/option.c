@@ -84,7 +84,7 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
-// Parses an integer. False: the text is no integer. *overflow: a long long can't hold the number.
+// Parses an integer. False if the text is no integer. *overflow: a long long can't hold the number.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -92,7 +92,7 @@ static bool option_parse_integer(const char *text, long long *value, bool *overf
     *overflow = errno == ERANGE;
     return (*text == '-' || *text == '+' || (*text >= '0' && *text <= '9')) && end != text && !*end;
 }
-// Parses an integer without a sign. False: the text is no such integer. *overflow: 64 bits can't hold the number.
+// Parses an integer without a sign. False if the text is no such integer. *overflow: 64 bits can't hold the number.
 static bool option_parse_unsigned(const char *text, unsigned long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -100,7 +100,7 @@ static bool option_parse_unsigned(const char *text, unsigned long long *value, b
     *overflow = errno == ERANGE;
     return *text >= '0' && *text <= '9' && !*end; // strtoull itself would take -1 for 2^64-1
 }
-// Parses a number. False: the text is no number. *overflow: a double can't hold the number, or would hold it as 0.
+// Parses a number. False if the text is no number. *overflow: a double can't hold the number, or would hold it as 0.
 static bool option_parse_number(const char *text, double *value, bool *overflow) {
     char *end;
     *value = strtod(text, &end);
@@ -111,7 +111,7 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units (K, KiB 1024, KB 1000); false: no size. *overflow: 2^63 or more (long double is exact).
+// Parses a size in GNU's units (K, KiB: 1024; KB: 1000). False: no size. *overflow: it is 2^63 or more, judged exactly.
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -146,8 +146,8 @@ static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to *list, which moves to other memory; the former is freed. The first call, which finds NULL there
-// and sets the default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
+// Appends an element to *list, in new memory; the former list is freed. The first call, which finds NULL and sets the
+// default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";
@@ -189,7 +189,7 @@ static const char *option_read_choice(const struct option_row *row, void *field,
     return NULL;
 }
 
-// Returns how a number is out of range, a constant text. overflow: the type can't hold the number: too large or near 0.
+// Returns in words how a number is out of range, a constant. overflow: the type can't hold it, too large or too near 0.
 static const char *option_out_of_range(const struct option_row *row, bool overflow, double number) {
     if (overflow && number > -1 && number < 1)
         return "out of range, too near to 0 to be held";

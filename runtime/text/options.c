@@ -10,7 +10,7 @@
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// The number of edits from a to b, of a character or a swap of neighbors: the Damerau-Levenshtein distance.
+// The number of edits, each of a character or a swap of neighbors, from a to b: the Damerau-Levenshtein distance.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -27,12 +27,12 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// Returns a word's edit distance from a name; 1 where the name has the word, of 3 letters or more (layers: num-layers).
+// Returns a word's edit distance from a name; 1 if the name has the word, of 3 letters or more (layers: num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
 static const char *const option_questions[] = {"help", "version"}; // no rows: they print and end the program
-// nearest = the name, as users write it, that a word is most like, of all options, help and version; returns nearest.
+// nearest = the name most like a word, as users write it, of all options, help and version. Returns nearest.
 static const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
     int best = INT_MAX;
     for (int i = 0; i < 2; i++)
@@ -51,7 +51,7 @@ static const char *option_nearest(const struct options *options, const char *wor
     return nearest;
 }
 
-// Returns the synonym whose word is `name`, written with dashes or underscores; NULL: there is none.
+// Returns the synonym whose word is `name`, written with dashes or underscores; NULL if there is none.
 static const struct option_synonym *option_synonym_of(const struct options *options, const char *name) {
     char word[OPTION_NAME];
     option_display(word, name);
@@ -108,7 +108,7 @@ int option_find(const struct options *options, const char *word, bool flags) {
     return found;
 }
 
-// Sets each option in `values`, where lists are NULL before, to the default of its row.
+// Sets each option in `values` to the default of its row. Lists must be NULL before.
 void options_set_defaults(const struct options *options, void *values) {
     for (int i = 0; i < options->count; i++)
         if (options->rows[i].kind != OPTION_GROUP)
@@ -122,7 +122,7 @@ struct option_word {
     bool negated;      // --no-NAME
 };
 
-// Takes apart a word that begins with two dashes; no option of that name, several, or --no-NAME=VALUE end the program.
+// Takes apart a word with two dashes in front. No option of that name, several, and --no-NAME=VALUE end the program.
 static struct option_word option_word_read(const struct options *options, const char *word) {
     struct option_word result = {-1, NULL, false};
     char name[OPTION_NAME], hint[OPTION_TEXT];
@@ -153,7 +153,7 @@ static void options_print_version(const struct options *options) {
         putchar('\n');
 }
 
-// Prints what --help or --version asks for and ends the program; another word: does nothing. next: the topic, or NULL.
+// Prints what --help or --version asks for and ends the program. Ignores another word. next: the topic, or NULL.
 static void option_help_or_version(const struct options *options, const char *word, const char *next) {
     if (strncmp(word, "--help=", 7) == 0)
         options_help(options, word + 7, stdout);
@@ -168,7 +168,7 @@ static void option_help_or_version(const struct options *options, const char *wo
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-// Ends the program: an option lacks its value. next: the following word; NULL: list_values may answer, with status 0.
+// Ends the program: an option lacks its value. next: the word after; NULL: list_values may answer, with status 0.
 static void option_without_value(const struct options *options, const struct option_row *row, const char *next) {
     char name[OPTION_NAME], expected[OPTION_TEXT];
     if (!next && options->list_values && options->list_values(row))
@@ -182,7 +182,7 @@ static void option_without_value(const struct options *options, const struct opt
 static bool option_is_file(const char *word) {
     return *word && word[0] != '-' && !word[strcspn(word, ",*?[]{}~\\")] && access(word, F_OK) == 0;
 }
-// The number of words right after argv[at] that are files, as a shell makes of a pattern; 0: argv[at] is no file.
+// The number of words right after argv[at] that name files, as a shell makes of a pattern; 0 if argv[at] names none.
 static int option_files_after(int at, int argc, char **argv) {
     int count = 0;
     while (option_is_file(argv[at]) && at + count + 1 < argc && option_is_file(argv[at + count + 1]))
@@ -203,7 +203,7 @@ static const char *option_join(char **words, int count) {
     return text;
 }
 
-// Sets *given and an option, by a value or word of options->values, or ends the program. OPTION_ONCE: warns of two.
+// Sets *given and an option, to a value or word of options->values, or ends the program. OPTION_ONCE: warns of two.
 static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
                         const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];
@@ -221,7 +221,7 @@ static void option_give(const struct options *options, const struct option_row *
     *given = true;
 }
 
-// Ends the program because a word is no option. before: the row of the option before it; NULL: none.
+// Ends the program because a word is no option. before: the row of the option before it; NULL if there is none.
 static void option_stray(const char *word, const struct option_row *before) {
     char name[OPTION_NAME], advice[OPTION_NAME + 64] = "";
     if (before && before->flags & OPTION_FILES)

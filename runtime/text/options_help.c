@@ -4,7 +4,7 @@
 #include <string.h>  // strlen
 #include <strings.h> // strcasecmp
 
-// Prints a text and a newline in lines of up to 110 columns. The cursor is at `column`; other lines are indented to it.
+// Prints a text and a newline, wrapped at 110 columns. The cursor is at `column`; further lines are indented to it.
 static void option_print_wrapped(FILE *out, const char *text, int column) {
     enum { RIGHT_MARGIN = 110 };
     int at = column;
@@ -89,7 +89,7 @@ static void options_help_all(const struct options *options, FILE *out) {
                  "      --version  Print the version and how this was built\n\n");
     fputs(options->notes, out);
 }
-// Prints the options of a topic, ignoring case, under their headings. Returns whether there is the topic.
+// Prints the options of a topic, ignoring case, under their headings. Returns whether there is such a topic.
 static bool options_help_topic(const struct options *options, const char *topic, FILE *out) {
     bool here = false, any = false;
     for (int i = 0; i < options->count; i++) {
@@ -104,7 +104,7 @@ static bool options_help_topic(const struct options *options, const char *topic,
     }
     return any;
 }
-// Prints options with a word in their dashed names or (in_texts) texts, ignoring case. Returns whether there are any.
+// Prints options that have a word in their dashed names or, if in_texts, texts, ignoring case. Returns whether any do.
 static bool options_help_word(const struct options *options, const char *word, bool in_texts, FILE *out) {
     char name[OPTION_NAME];
     bool any = false;

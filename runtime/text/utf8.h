@@ -7,9 +7,9 @@
 
 __BEGIN_DECLS
 // Decodes the character at `text`, where `left` bytes may be read: *code = its code point; returns its length in bytes.
-// 0, no code point: none left, cut short, overlong, a surrogate, beyond U+10FFFF. Nothing after a zero byte is read.
+// 0 where none is left, or one is cut short, overlong, a surrogate or beyond U+10FFFF. Reads nothing after a zero byte.
 int utf8_decode(const unsigned char *text, size_t left, uint32_t *code);
-// Encodes a code point, at most U+10FFFF, surrogates too, as 1 to 4 bytes at `out`; returns how many.
+// Encodes a code point, at most U+10FFFF, maybe a surrogate, as 1 to 4 bytes at `out`. Returns how many.
 int utf8_encode(uint32_t code, unsigned char *out);
 // Whether a code point has Unicode's property White_Space.
 bool unicode_is_space(uint32_t code);
