@@ -1,6 +1,6 @@
-// Which modules --lora-target-modules names: linear layers of the blocks, the same in every layer, by their names in
-// the model's files. A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it,
-// as q_proj; all-linear is every linear layer of the blocks.
+// Finds the modules that --lora-target-modules names: linear layers of the blocks, the same in every layer. Names are
+// those in the model's files: the whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as
+// q_proj. all-linear names all linear layers of the blocks.
 #pragma once
 #include "config/layers.h"            // config_rotary_dims
 #include "formats/peft_config.h"      // peft_name_matches
@@ -14,7 +14,7 @@ struct adapter_module {
     int first, rows, inputs;
 };
 
-// Returns the linear layer whose weight the parameter is; LINEAR_COUNT: none has it.
+// Returns the linear layer whose weight the parameter is, or LINEAR_COUNT if it is none's.
 static enum linear linear_of_weight(enum parameter weight, const struct layer_shape *s) {
     for (int i = 0; i < LINEAR_COUNT; i++)
         if (linear_row((enum linear)i, s).weight == weight)
@@ -49,7 +49,7 @@ static bool is_weight(const struct huggingface_tensor *t) {
     const char *dot = strrchr(t->name, '.');
     return dot && strcmp(dot, ".weight") == 0;
 }
-// Returns what follows the number `layer` in a module's name, as mlp.up_proj, in name->text; else the whole name.
+// Returns a module's name within layer `layer`, as mlp.up_proj, or its whole name outside of it; points into *name.
 static const char *name_in_layer(const struct module_name *name, int layer) {
     char number[16];
     const int length = snprintf(number, sizeof number, ".%d.", layer);
@@ -64,7 +64,7 @@ struct target_search {
     struct huggingface_tensors names;
     bool *matched; // (names.count)
 };
-// text = the names, in layer 0, of the modules that may have adapters, with commas between them, cut to what fits.
+// text = the names, within a layer, of the modules that may have adapters, with commas between them, cut to what fits.
 static void targets_known(const struct target_search *s, char text[OPTION_TEXT]) {
     struct adapter_module module;
     text[0] = 0;
@@ -76,8 +76,8 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
         text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", name_in_layer(&name, 0));
     }
 }
-// Adds to the marks in s->matched the modules that a target (length bytes) names, whole or by what follows a dot;
-// all-linear: all that may have adapters. Ends the program where the target names none, or others than these.
+// Marks in s->matched the modules that a target (length bytes) names; all-linear names all that may have adapters. Ends
+// the program where the target names none, or a weight that can't have an adapter.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;
@@ -102,7 +102,8 @@ static void target_find(struct target_search *s, const char *target, size_t leng
     fail("--lora-target-modules: the model has no module '%.*s'; expected " PEFT_ALL_LINEAR " or names among %s",
          (int)length, target, known);
 }
-// Returns the modules marked in s->matched, bits of enum lora_module. Ends the program where only some layers' are.
+// Returns the kinds of modules that are marked in s->matched, as bits of enum lora_module. Ends the program where a
+// kind is marked in some layers only.
 static unsigned targets_found(const struct target_search *s) {
     unsigned modules = 0, absent = 0;
     struct adapter_module module;
@@ -138,8 +139,8 @@ static void targets_check_rank(const struct target_search *s) {
     }
 }
 
-// Sets c->lora_modules, bits of enum lora_module, from --lora-target-modules; 0 without --lora-rank. The caller has
-// resolved the model's options. Ends the program for bad names, layers that would differ, and too large a --lora-rank.
+// Sets c->lora_modules, bits of enum lora_module, from --lora-target-modules; 0 without --lora-rank. The model's
+// options must be resolved. Ends the program for bad names, layers that would differ, or too large a --lora-rank.
 static void adapters_resolve(struct config *c) {
     c->lora_modules = 0;
     if (c->finetuning.lora_rank == 0)

@@ -10,7 +10,7 @@
 
 // ---- adapter_model.safetensors ----
 
-// Returns a module's index among its linear layer's adapted parts (shape->lora); -1: the module has no adapter.
+// Returns a module's index among its linear layer's adapted parts (shape->lora), or -1 if the module has no adapter.
 static int adapter_part_of(const struct model_shape *shape, const struct adapter_module *module) {
     const struct lora_layer *adapter = &shape->lora.linear[module->linear];
     for (int p = 0; p < adapter->count; p++)
@@ -18,7 +18,7 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// pair = the entries (name, shape, place in *table) of a module's lora_A and lora_B. part: adapter_part_of's, not -1.
+// pair = lora_A and lora_B of a module as the file has them: name, shape, place in *table. part: adapter_part_of's.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {
@@ -86,8 +86,8 @@ static const char *adapters_check_names(const struct model_folder *folder, const
     }
     return NULL;
 }
-// Loads what this rank holds of the adapters in the folder `path`: exactly into master weights, if there are any, and
-// rounded into the parameters. *exact: all are fp32 in the file. Waits for the device. Returns NULL, or what is wrong.
+// Loads this rank's part of the adapters in folder `path`: exactly into master weights, if there are any, and rounded
+// into the parameters. *exact: whether all are fp32 in the file. Waits for the device. Returns NULL, or an error.
 static const char *adapters_load(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -112,7 +112,7 @@ static const char *adapters_load(struct gpt *m, const char *path, bool *exact, s
 
 // ---- adapter_config.json ----
 
-// Whether a module without an adapter has the last name `last` too, as GPT-2's two c_proj have one.
+// Whether a module without an adapter has the last name `last`, too. GPT-2's attention and MLP each have a c_proj.
 static bool adapter_name_is_shared(const struct huggingface_tensors *weights, const struct model_shape *shape,
                                    const char *last) {
     struct adapter_module module;
@@ -124,8 +124,8 @@ static bool adapter_name_is_shared(const struct huggingface_tensors *weights, co
     }
     return false;
 }
-// Returns the names of the modules with adapters, with commas between them, which the caller frees: last names, or
-// names in a layer where a module without an adapter has the same last name.
+// Returns the names of the modules with adapters, with commas between them, which the caller frees. A name is the last
+// part, as q_proj, or the name in the layer where a module without an adapter has that last part, too.
 static char *adapters_targets(const struct huggingface_tensors *weights, const struct model_shape *shape) {
     char *text = NULL;
     size_t bytes = 0;
@@ -153,7 +153,7 @@ static char *adapters_targets(const struct huggingface_tensors *weights, const s
         fail("out of memory for the names of modules");
     return text;
 }
-// Writes the adapter_config.json of a model with LoRA. base: the folder of its base model. Errors stay in `out`.
+// Writes the adapter_config.json of a model with LoRA. base: the folder of its base model. An error shows in `out`.
 static void adapters_write_config(FILE *out, const struct gpt *m, const char *base) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);

@@ -9,7 +9,7 @@
 // Which of the GPU's flash kernels may be chosen.
 enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
 
-// The demands of a model on attention, beside a shape.
+// What a model demands of attention, beside a shape.
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none
@@ -24,7 +24,7 @@ struct attention_choice {
     char reason[1024];              // the backend and why it was chosen, for the start-up report
 };
 
-// Whether an environment variable forbids a backend: 0 does; 1, empty and unset do not; others end the program.
+// Whether an environment variable forbids a backend: 0 does; 1, empty and unset don't. Other values end the program.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -35,8 +35,9 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes to `reason` (size bytes) that --attention-backend (wanted; ATTENTION_AUTO: any) or a variable's 0 rules a
-// backend (of flash ATTENTION_FLASH) out, or "". Ends the program where the variable is not 0, 1, empty or unset.
+// Writes to `reason` (size bytes) that the user rules a backend out, or "": by --attention-backend, which is `wanted`
+// (with ATTENTION_AUTO it rules none out), or by a variable of 0. For all of flash, backend is ATTENTION_FLASH. Ends
+// the program where the variable is not 0, 1, empty or unset.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -47,7 +48,7 @@ static void attention_ruled_out(char *reason, size_t size, enum attention_backen
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
                  attention_row(backend)->variable);
 }
-// Whether a backend's row lacks what shape and dropout ask for; only then writes what to `reason` (size bytes).
+// Whether a backend can't do what shape and dropout ask for. If so, writes what it lacks to `reason` (size bytes).
 static bool attention_lacks(char *reason, size_t size, enum attention_backend backend, struct attention_shape shape,
                             float dropout) {
     const char *lacks = attention_refusal(backend, attention_asked(shape, dropout));
@@ -55,7 +56,7 @@ static bool attention_lacks(char *reason, size_t size, enum attention_backend ba
         snprintf(reason, size, "has no %s", lacks);
     return lacks != NULL;
 }
-// Writes to `reason` (size bytes) why ATTENTION_FLASH can't be used; empty: it can. wanted: --attention-backend's.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH can't be used, or "". wanted: --attention-backend.
 static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, const struct attention_demands *demands,
                                    const struct device *dev) {
@@ -66,8 +67,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used; empty: it can. Where nothing rules flash out,
-// ends the program on a GPU if --flash-kernels wgmma asks for kernels that the GPU or the shape can't have.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used, or "". Where nothing rules flash out on a
+// GPU, but the GPU or the shape can't have these kernels, --flash-kernels wgmma ends the program.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -85,8 +86,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes to `reason` (size bytes) why fused can't be used or, for auto, takes too much workspace; empty: it can. May
-// load cuDNN and run fused_check: check flash before, record graphs after. A wrong variable ends the program.
+// Writes to `reason` (size bytes) why fused can't be used or, for auto, takes too much workspace, or "". May load cuDNN
+// and run fused_check: check flash before, and record graphs after. A bad variable ends the program.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -120,7 +121,7 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes to `reason` (size bytes) why fused is not asked; never an empty text. own: attention_prefers_flash's result.
+// Writes to `reason` (size bytes) why cuDNN isn't asked about fused; never "". own: attention_prefers_flash's result.
 static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
                                       const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
@@ -142,11 +143,11 @@ static void attention_fused_not_asked(char *reason, size_t size, enum attention_
                  fused_gpu(gpu, sizeof gpu, dev));
 }
 
-// Why each backend can't be chosen; empty: it can.
+// Why each backend can't be chosen; "" where it can.
 struct attention_reasons {
     char flash[320], unfused[320], sm90[320], fused[320];
 };
-// Sets choice->backend to flash, of compute capability 9.0 where r->sm90 is empty (else r->flash is), and ->reason.
+// Chooses flash, and says why: its kernels for compute capability 9.0 if r->sm90 is empty, else the others.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
     const bool sm90 = !*r->sm90, says_fused = wanted == ATTENTION_AUTO && device_is_gpu(dev);
@@ -160,7 +161,7 @@ static void attention_choose_flash(struct attention_choice *choice, const struct
         not_sm90, says_fused ? "; " : "", says_fused ? r->fused : "",
         says_fused && flash_is_slower(dev) ? "; unfused, in T x T memory, is predicted to be faster on this GPU" : "");
 }
-// Sets choice->backend to fused, choice->reason to why it is chosen and what cuDNN's plans take. r->fused is empty.
+// Chooses fused, and says why, and what cuDNN's plans take. r->fused is empty.
 static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, struct attention_shape shape,
                                    const struct attention_demands *demands, struct device *dev) {
@@ -175,8 +176,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes r->flash, r->sm90; an impossible --flash-kernels wgmma ends the program. Returns whether auto prefers flash to
-// fused: compute capability 9.0's kernels can be used, or the self-check refused them and mma.sync's can be used.
+// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: its kernels for compute capability 9.0 can
+// be used, or the self-check refused them and mma.sync's can. An impossible --flash-kernels wgmma ends the program.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -184,15 +185,15 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks whether fused can be used; else the library need not be loaded. r, prefers_flash: from
-// attention_prefers_flash; fastest: as measured on this GPU; ATTENTION_AUTO: not measured.
+// Whether attention_choose asks cuDNN if fused can be used; if not, cuDNN need not be loaded. r, prefers_flash: from
+// attention_prefers_flash. fastest: as measured on this GPU, or ATTENTION_AUTO.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose, with the same arguments, may run fused_check, which compares fused with flash: the caller
-// checks flash before. Ends the program where --flash-kernels wgmma is impossible.
+// Whether attention_choose, with the same arguments, may run fused_check. That compares fused with flash, so the caller
+// must check flash first. Ends the program where --flash-kernels wgmma is impossible.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -204,8 +205,8 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
 }
 
 // Chooses the backend: fused where it is measured, or else known, to be faster, or where flash can't be used; else
-// flash; unfused where neither can. wanted: of --attention-backend. May load and check cuDNN: no graph may be recorded
-// before. Ends the program where no backend is left or takes the heads, or --flash-kernels wgmma is impossible.
+// flash; unfused where neither can. wanted: --attention-backend. May load and check cuDNN, so no graph may be recorded
+// before. Ends the program if no backend is left or takes the heads, or --flash-kernels wgmma is impossible.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

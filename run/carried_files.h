@@ -1,4 +1,4 @@
-// The files beside a model's parameters that its checkpoints, and a model merged with adapters, have too.
+// The files beside a model's parameters that its checkpoints, and a model merged with adapters, get copies of.
 #pragma once
 
 static const char *const carried_files[] = {

@@ -1,4 +1,4 @@
-// --chat: turns from the terminal, answers as they come. The KV cache stays: a turn costs only its own tokens.
+// --chat: answers turns from the terminal. The KV cache stays between turns, so a turn costs only its own tokens.
 #pragma once
 #include "formats/chat_format.h"      // struct chat_format
 #include "run/generate.cuh"           // open_tokenizer
@@ -26,7 +26,7 @@ struct chat_text {
     char *bytes;
     size_t length;
 };
-// Appends `length` bytes to a text (zeroed: empty), which the caller frees, and a 0. Ends the program without memory.
+// Appends `length` bytes and a 0 to a text, which is zeroed while empty. The caller frees its bytes.
 static void chat_add(struct chat_text *text, const char *more, size_t length) {
     text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
     if (!text->bytes)
@@ -59,7 +59,7 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
     chat_add_text(text, chat->format.roles[role].after);
 }
 
-// Encodes a text; special tokens in it are found. Returns the tokens (*count), which the caller frees. An error, or a
+// Encodes a text and the special tokens in it. Returns the tokens (*count), which the caller frees. An error, or a
 // token outside the model's vocabulary, ends the program. as: not ENCODE_IN_TEMPLATE, which adds tokens.
 static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, enum encode_as as,
                             int64_t *count) {
@@ -85,7 +85,7 @@ static bool chat_has_special(const struct chat *chat, const char *content) {
     return has;
 }
 
-// Feeds tokens (1 to the KV cache's room), an empty chat's first ones by a prefill; adds to ->count, sets ->logits.
+// Runs the model on tokens, at least one and no more than the KV cache has room for. Sets ->logits and adds to ->count.
 static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
@@ -109,8 +109,8 @@ static bool chat_stops(const struct chat *chat, int32_t token) {
             return true;
     return false;
 }
-// Draws an answer to the turn fed last; prints and feeds each token, up to a stop token (neither printed nor fed),
-// chat->longest tokens, a full KV cache, a signal to stop, or an interrupt, which ends only the answer.
+// Draws an answer to the turn fed last, and prints and feeds each token. Ends at a stop token, neither printed nor fed,
+// at chat->longest tokens, a full KV cache or a signal to stop; an interrupt ends only the answer.
 static void chat_answer(struct chat *chat) {
     struct run *r = chat->r;
     struct terminal_text out;
@@ -140,7 +140,7 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// Returns text, for free(): the end of the last answer or, if `first`, a chat's begin; the turn; an answer's begin.
+// Returns a turn's text, which begins a chat (`first`) or ends the last answer, and begins the next answer; for free().
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)
@@ -153,8 +153,8 @@ static struct chat_text chat_turn(const struct chat *chat, const char *content, 
     chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].before);
     return text;
 }
-// Feeds the user's turn and prints the answer. Where the KV cache lacks room for the turn, forgets the chat and begins
-// another one with this turn; where the turn is too long even so, says that on stderr.
+// Feeds the user's turn and prints the answer. If the KV cache lacks room for the turn, forgets the chat and begins
+// another with this turn. Says on stderr where the turn is too long even so.
 static void chat_say(struct chat *chat, const char *content) {
     for (int attempt = 0; attempt < 2; attempt++) {
         int64_t count;
@@ -178,7 +178,7 @@ static void chat_say(struct chat *chat, const char *content) {
     }
 }
 
-// Sets *c for a chat, before plan_model: one sequence, sample_tokens (the KV cache) = seq_length, prompt_tokens <= 256.
+// Sets a chat's sizes in *c, before plan_model: one sequence, a KV cache of --seq-length, prefills of up to 256 tokens.
 static void chat_sizes(struct config *c) {
     enum { PROMPT_TOKENS = 256 };
     c->evaluation.sample_tokens = c->model.seq_length;
@@ -190,9 +190,9 @@ static bool chat_takes_system(const struct chat *chat) {
     return *chat->format.roles[CHAT_SYSTEM].before || *chat->format.roles[CHAT_SYSTEM].after;
 }
 
-// Begins an empty chat, when the model, the tokenizer and the vocabulary are open, and opens r's sampler. longest:
-// tokens of an answer. The caller frees chat->system and, by chat_format_free, chat->format. Ends the program where the
-// model has no usable chat_format.json, or its chats can't take --chat-system as a turn.
+// Begins an empty chat and opens r's sampler. The model, the tokenizer and the vocabulary must be open. longest: an
+// answer's tokens. The caller frees chat->system and, by chat_format_free, chat->format. Ends the program where the
+// model has no usable chat_format.json, or its chats have no turn for --chat-system.
 static void chat_open(struct chat *chat, struct run *r, int longest) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -229,8 +229,8 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     sampler_open(&r->sampler, r->model);
 }
 
-// Reads a turn from stdin: a line, and the next line after a backslash at its end; a terminal is prompted. Returns the
-// turn, which the caller frees; NULL: nothing was read before the input ended or a signal came.
+// Reads a turn from stdin: a line, and the next line if it ends in a backslash. Prompts a terminal. Returns the turn,
+// which the caller frees, or NULL if the input ended, or a signal came, before anything was read.
 static char *chat_read(const struct chat *chat) {
     struct chat_text turn = {NULL, 0};
     char *line = NULL;
@@ -250,8 +250,8 @@ static char *chat_read(const struct chat *chat) {
     free(line);
     return turn.bytes;
 }
-// Executes /system TEXT, which sets chat->system, and /reset: each begins another chat. Refuses, on stderr, a text with
-// a special token, and /system where the format has no system turn. Returns whether the turn is one of these commands.
+// Executes /system TEXT, which sets chat->system, and /reset; each begins another chat. Refuses, on stderr, a text with
+// a special token, and /system where the format has no system turn. Returns whether the turn is a command.
 static bool chat_command(struct chat *chat, const char *turn) {
     static const char set_system[] = "/system ";
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
@@ -273,8 +273,8 @@ static bool chat_command(struct chat *chat, const char *turn) {
     return true;
 }
 
-// Answers turns until the input ends, /exit, or a signal. Returns the exit status, EXIT_STOPPED for a signal other than
-// an interrupt. longest: tokens of an answer, at most. The model is loaded; its tokenizer and vocabulary are open.
+// Answers turns until the input ends, /exit, or a signal. longest: an answer's tokens. The model, the tokenizer and the
+// vocabulary must be open. Returns the exit status: EXIT_STOPPED for a signal other than an interrupt.
 static int chat_only(struct run *r, int longest) {
     struct chat chat;
     char *turn;

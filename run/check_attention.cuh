@@ -1,7 +1,7 @@
-// A check of one backend of attention on this GPU before a run relies on it: forward and backward at the model's own
-// heads, against a second run of the backend, sums of products in double on the host, and the next simpler backend. The
-// host computes a few rows: a token's output and gradient of Q need one row of scores, and gradients of K and V near
-// the end need only the rows of the few tokens after them. Every row is compared with the simpler backend's.
+// Checks one backend of attention on this GPU before a run relies on it: forward and backward with the model's own
+// heads. They are compared with a second run of the backend, with sums in double on the host, and with the next simpler
+// backend. The host computes only a few rows: a token's output and dQ need one row of scores, and dK and dV of tokens
+// near the end need only the rows of the few tokens after them. With the simpler backend every row is compared.
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with
@@ -21,17 +21,17 @@ struct attention_check {
     bool any_order;                          // backward's bits may differ between calls
 };
 
-// The bounds of fp32 are smaller by this. Its errors are some 2^-19; with 1xTF32 in the place of 3xTF32, 2^-11.
+// In fp32 the bounds are smaller by this factor: errors are about 2^-19, but 2^-11 if 1xTF32 stands in for 3xTF32.
 enum { ATTENTION_CHECK_FINER = sizeof(floatX) == 4 ? 256 : 1 };
-// The bound on a row's error, relative to its length. Rows, and the probabilities and gradients of scores in their
-// sums, are stored in bf16 (2^-9): errors are 2^-8 to 2^-6. A missing row is off by its whole length.
+// The bound on a row's error, relative to the row's length. Errors are 2^-8 to 2^-6, as rows, probabilities and
+// gradients of scores are rounded to bf16 (2^-9). A row that is missing is off by its whole length.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16 / ATTENTION_CHECK_FINER;
-// With dropout: the first tokens' dQ sums few numbers that cancel, and errs up to twice as much (0.05 at p = 0.25).
+// The bound with dropout: the first tokens' dQ sums few numbers that cancel; it errs by up to 0.05 at p = 0.25.
 static const double ATTENTION_CHECK_DROPPED = 1.0 / 8 / ATTENTION_CHECK_FINER;
 // The bound on all rows of a kind together: errors of bf16 average out, errors of a mask that is off by one do not.
 static const double ATTENTION_CHECK_ALL = 1.0 / 32 / ATTENTION_CHECK_FINER;
-// Errors of dK's and dV's rows shrink with the rows, towards the end of a causal sequence, down to this share of the
-// root mean square of all rows. The output's do not, and a first token's dQ is 0 but for rounding.
+// Rows of dK and dV get shorter towards the end of a causal sequence, and their errors with them, down to this share of
+// all rows' root mean square. The output's errors don't shrink so, and a first token's dQ is 0 but for rounding.
 static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // The bound on the error of fp32 sums of thousands of stored values, relative to the sum of their magnitudes.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
@@ -89,7 +89,7 @@ static float *judge_rotary(const struct attention_shape *shape, size_t bytes) {
     rope_table(rotary, shape->T, &settings);
     return rotary;
 }
-// Raises *saved and *workspace to what a backend needs. any_order: backward's bits may differ between calls.
+// Raises *saved and *workspace to the bytes that a backend needs. any_order: backward's bits may differ between calls.
 static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_backend backend,
                               struct attention_shape shape, bool any_order, struct device *dev) {
     const size_t forward = attention_forward_workspace_bytes(backend, shape, dev);
@@ -97,15 +97,16 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Sets shape->B to 2 and ->T to 128 n + 5, where the n tiles of all KV heads are two a multiprocessor, but n <= 16.
+// Sets shape->B to 2, and ->T so that all KV heads together have about two tiles of 128 tokens for each multiprocessor,
+// but a sequence no more than 16. Adds 5 tokens, an incomplete tile.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
     shape->B = B;
     shape->T = (tiles < MAX_TILES ? tiles : MAX_TILES) * TILE + REST;
 }
-// Gives j->shape tables that hide keys: by a window of T / 3 tokens, and by two documents in each sequence. j->shape,
-// ->rows and ->dev are set; judge_close frees the tables. Waits for the device.
+// Makes j->shape hide keys: by a window of T / 3 tokens, and by two documents in each sequence. j->shape, ->rows and
+// ->dev must be set. judge_close frees the tables. Waits for the device.
 static void judge_hide_keys(struct attention_judge *j) {
     const int T = j->shape.T;
     j->table_bytes = (size_t)j->rows * sizeof(int32_t);
@@ -175,7 +176,7 @@ static void judge_close(struct attention_judge *j) {
     free(j->document_starts);
 }
 
-// Enqueues the filling of `bytes` of the device's memory with 0xff, which is NaN in every type of float.
+// Fills `bytes` of the device's memory with 0xff, which is NaN in every type of float. Doesn't wait.
 static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
@@ -184,8 +185,8 @@ static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and backward of `backend`, the check's or, then without sums of biases, the simpler one, and waits for
-// the results, for results_free. What the passes write holds NaNs before: what is left out, or read too early, shows.
+// Runs forward and backward of `backend`, the check's own or the simpler one, which sums no biases. Waits and returns
+// the results, for results_free. Outputs are NaNs before, so that what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -232,7 +233,7 @@ static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"}
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
-// Returns the index in out or a matrix like qkv where head h (dK, dV: a KV head) of token `row`, b T + t, begins.
+// Returns where head h of token `row`, b T + t, begins in out or a matrix like qkv. For dK and dV, h is a KV head.
 static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
     const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
     switch (kind) {
@@ -244,7 +245,7 @@ static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, i
     }
     return 0;
 }
-// Returns the row (head_dim) of head h (dK, dV: a KV head) of token `row`, b T + t, within the results.
+// Returns the row (head_dim) of head h of token `row`, b T + t, in the results. For dK and dV, h is a KV head.
 static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
                                enum judge_kind kind, int64_t row, int h) {
     return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
@@ -255,7 +256,7 @@ static double judge_sum_of_squares(const floatX *x, int D) {
         sum += (double)to_float(x[i]) * (double)to_float(x[i]);
     return sum;
 }
-// Returns the mean over a kind's rows of a row's sum of squares, which is not finite where an element is not.
+// Returns the mean sum of squares of a kind's rows; it is not finite where an element is not.
 static double judge_mean_square(const struct attention_judge *j, const struct attention_results *results,
                                 enum judge_kind kind) {
     const int heads = judge_heads(j, kind);
@@ -280,7 +281,7 @@ static double judge_dot(const floatX *a, const floatX *b, int D) {
         sum += (double)to_float(a[i]) * (double)to_float(b[i]);
     return sum;
 }
-// Returns the arrays of a row of scores at T tokens, allocated, which judge_scores_close frees.
+// Returns arrays for a row of scores in a sequence of T tokens; judge_scores_close frees them.
 static struct judge_scores judge_scores_open(int T) {
     struct judge_scores s;
     memset(&s, 0, sizeof s);
@@ -294,7 +295,7 @@ static void judge_scores_close(struct judge_scores *s) {
     free(s->ds);
     free(s->factors);
 }
-// Sets s->factors (s->count, of keys from s->first) to dropout's of query head h, token t, sequence b; without it to 1.
+// Sets s->factors of s->count keys, from s->first on, to dropout's for query head h, token t of sequence b, or to 1.
 static void judge_factors_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const uint64_t T = (uint64_t)j->shape.T, head = (uint64_t)b * (uint64_t)j->shape.num_heads + (uint64_t)h;
     if (j->dropout.p > 0)
@@ -302,7 +303,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// Sets *s, of judge_scores_open, for query head h at token t of sequence b: the keys seen, factors, p, ds and out.
+// Computes a row into *s, which judge_scores_open made: query head h at token t of sequence b, and the keys it sees.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
@@ -347,7 +348,7 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right (ATTENTION_MAX_HEAD_DIM) = the kind's row of head h (of dK and dV, a KV head), then zeros; overwrites *s.
+// right (ATTENTION_MAX_HEAD_DIM) = a row of the kind, then zeros. For dK and dV, h is a KV head. Overwrites *s.
 static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
                           int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
@@ -392,7 +393,7 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 static double judge_allowed_distance(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
-// Returns the square that a row's errors are relative to: its own or, if larger, its kind's mean (dK, dV: a share).
+// Returns what a row's squared error is divided by: the row's square or, if larger, the kind's mean (dK, dV: a share).
 static double judge_yardstick(enum judge_kind kind, double square, double mean) {
     const double share = ATTENTION_CHECK_SHORT * ATTENTION_CHECK_SHORT;
     switch (kind) {
@@ -408,8 +409,8 @@ struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares the kind's samples (count) with a backend's rows; raises *largest to the largest relative distance. reason
-// (size bytes, empty before) = what is wrong. Samples cap the mean square of output or dQ, which wrong rows may raise.
+// Compares rows that the host computed (samples) with a backend's. Writes what is wrong to reason (size bytes), empty
+// before. Raises *largest to the largest relative distance. Samples cap the mean square: wrong rows may raise it.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -435,7 +436,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
-// Compares rows near tiles' borders with the host's sums. reason (size bytes, empty before) = faults; raises *largest.
+// Compares rows near the borders of tiles with the host's sums, as judge_samples does with reason and *largest.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
@@ -496,7 +497,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
-// Compares the bits of two runs of one backend, output and, unless any_order, dqkv; sets reason only where they differ.
+// Writes to reason (size bytes) where two runs of a backend differ in a bit: of output or, unless any_order, of dqkv.
 static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
                             const struct attention_results *one, const struct attention_results *other,
                             bool any_order) {
@@ -505,8 +506,8 @@ static void judge_by_repeat(char *reason, size_t size, const struct attention_ju
     else if (!any_order && memcmp(one->dqkv, other->dqkv, j->qkv_bytes) != 0)
         snprintf(reason, size, "its backward, computed again, gives other bits");
 }
-// Checks the largest magnitudes of output and dqkv, where takes_amax, and the partial sums of dqkv's columns, where
-// results->partial has them, against the results. Writes what is wrong to `reason` (size bytes), empty before.
+// Checks what the backend sums up from its results: the largest magnitudes of output and dqkv, if takes_amax, and the
+// sums of dqkv's columns, if results->partial is not NULL. Writes what is wrong to `reason` (size bytes), empty before.
 static void judge_by_sums(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, bool takes_amax) {
     uint32_t largest = 0, of_out = 0;
@@ -534,8 +535,8 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
 
 // The ways to judge a backend: by a second run and the host's sums, or by the simpler backend, which may be wrong.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Writes what is wrong with a backend on this GPU to `reason` (size bytes), empty where nothing is or, in
-// JUDGE_BY_SIMPLER, where the simpler backend is missing or wrong. Raises *largest to the largest relative distance.
+// Checks a backend on this GPU. Writes what is wrong to `reason` (size bytes), or "", also where JUDGE_BY_SIMPLER has
+// no right simpler backend to compare with. Raises *largest to the largest relative distance.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

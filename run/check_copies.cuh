@@ -1,4 +1,4 @@
-// Copies between the memories of host and device on known numbers, as offloading makes them.
+// Checks copies between the memories of host and device, as offloading makes them, with known numbers.
 #pragma once
 #include "kernels/device_memory.cuh" // host_allocate, device_copy
 #include "kernels/device_queue.cuh"  // device_synchronize
@@ -6,8 +6,8 @@
 #include "runtime/machine/error.h"   // fail
 
 enum { COPIES = 8 };
-// Whether numbers that are copied to the device, there to another place and back are what they were. Makes and awaits
-// COPIES copies of `bytes` each way, by t, which is open; overwrites 2 COPIES * bytes at `memory` of the device.
+// Whether numbers are the same after being copied to the device, within it, and back. Makes COPIES copies of `bytes`
+// each way by t, which is open, and waits for them. Overwrites 2 COPIES * bytes of the device, at `memory`.
 static bool copies_are_right(struct transfers *t, char *memory, size_t bytes, struct device *dev) {
     const size_t all = COPIES * bytes;
     char *const host = (char *)host_allocate(2 * all, dev);

@@ -1,6 +1,6 @@
-// The self-check of recorded work: the first micro-step of a start is enqueued kernel by kernel and then as a graph,
-// each over activations of NaNs and gradients of zeros, so that lost work shows. Loss and sum of the gradients' squares
-// must have the same bits, else no graph is used. The check leaves no trace but the graph.
+// The self-check of CUDA graphs: the first micro-step of a start is enqueued kernel by kernel, and then as a graph.
+// Before each, activations are NaNs and gradients zeros, so that lost work shows. The loss and the sum of the
+// gradients' squares must have the same bits, else the run uses no graph. The check leaves no trace but the graph.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 
@@ -41,13 +41,13 @@ static void graph_check_restore(const struct graph_check_scales *s, struct gpt *
     device_synchronize(m->dev);
 }
 
-// Whether this rank's gradients are complete on the device, after a step's first micro-step, for squares to be summed.
+// Whether this rank's gradients are complete on the device after a step's first micro-step, as a sum of squares needs.
 static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step over activations of NaNs, gradients of zeros; returns the loss and this rank's
-// squares (0: incomplete). Changes these and FP8's scales, not the count of micro-steps. Waits. All ranks call this.
+// Runs the step's first micro-step after filling activations with NaNs, gradients with 0. Returns the loss and the
+// squares of this rank's gradients; 0: not complete. Changes FP8's scales. Waits for the device. Every rank calls this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
@@ -79,8 +79,8 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
 }
 static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
-// Checks the first micro-step's graph if --self-check, --cuda-graphs and --deterministic-mode are on; if results
-// differ, warns and uses no graphs. batch, scale: gpt_micro_step's next. Restarts the step's time. All ranks call this.
+// Checks the first micro-step's graph, with --self-check, --cuda-graphs and --deterministic-mode. If results differ,
+// warns and uses no graphs. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||

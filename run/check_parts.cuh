@@ -19,7 +19,7 @@ struct cast_check {
     uint64_t counts[FP8_COUNTS];
 };
 
-// Sets c->x to numbers in [-2, 2), times 2^0 to 2^-23 by the row: a scale of the whole matrix makes the smallest zero.
+// Fills c->x with numbers in [-2, 2), times 2^0 to 2^-23 by the row: one scale for the whole matrix flushes some to 0.
 static void cast_fill(struct cast_check *c) {
     uint32_t seed = 1;
     for (int i = 0; i < CAST_ELEMENTS; i++) {
@@ -41,7 +41,7 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Sets right->rows, or ->columns if `transposed`, and their inverse scales (FP8_PER_TENSOR: ->scale) to a right cast's.
+// Casts right->x on the host: into ->rows, or ->columns if `transposed`, and inverse scales (FP8_PER_TENSOR: ->scale).
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
@@ -85,7 +85,7 @@ static bool cast_equal(const struct cast_check *a, const struct cast_check *b, e
         equal = equal && a->column_inverses[i] == b->column_inverses[i];
     return equal;
 }
-// Whether a cast on the device has the bits of the host's cast. memory: cast_bytes on the device, overwritten.
+// Whether a cast on the device has the same bits as on the host. memory: cast_bytes on the device, overwritten.
 static bool cast_is_right(enum fp8_format format, enum fp8_granularity granularity, char *memory, struct device *dev) {
     struct cast_check *const right = (struct cast_check *)calloc(2, sizeof *right), *const got = right + 1;
     struct cast_check *const there = (struct cast_check *)memory;
@@ -106,8 +106,7 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     return equal;
 }
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
-// Ends the program where a cast of this run, which trains in FP8, has other bits on GPU and host.
-// memory: cast_bytes, on the device, overwritten.
+// Ends the program if this run's FP8 casts have other bits than the host's. memory: cast_bytes on device, overwritten.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {

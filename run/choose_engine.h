@@ -1,4 +1,4 @@
-// The choice of the engine's copy: by --device, --precision, --instruction-set, this build and this machine.
+// Chooses the copy of the engine: by --device, --precision, --instruction-set, this build and this machine.
 #pragma once
 #include "config/config.h"            // struct config
 #include "kernels/amx.cuh"            // amx_available
@@ -36,7 +36,7 @@ static int cuda_self_check(const char *request) { fail("%s", cuda_unavailable_re
 static void cuda_print_build(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
-// Returns the index in `levels` of the level `name`. Ends the program where --instruction-set can't be that level here.
+// Returns the index in `levels` of the level `name`. Ends the program where this build or this CPU lacks that level.
 static int level_asked(const char *name) {
     char list[256];
     bool is_built = false;
@@ -51,9 +51,9 @@ static int level_asked(const char *name) {
     fail("--instruction-set %s: %s; it may be auto, or of %s", name,
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }
-// Returns the level of the cpu engines: what --instruction-set asks for, or the highest that this CPU can run, but none
-// above another rank's: only by the same instructions do the ranks' replicas of parameters stay equal to the bit. Ends
-// the program where the level asked for can't be used here. Every rank calls this.
+// Returns the level of instructions for the cpu engines: what --instruction-set asks for, or the highest that this CPU
+// can run, but no higher than any other rank's. Only with the same instructions do ranks' copies of parameters stay
+// equal to the bit. Ends the program where the level asked for can't be used here. Every rank calls this.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
     if (strcmp(config->device.instruction_set, "auto") != 0)
@@ -64,9 +64,9 @@ static const struct level *choose_level(const struct config *config) {
     return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
 }
 
-// Replaces --precision auto: by bf16 where FP8 or parameters without master weights are asked for, else by what is
-// faster on every rank's device: bf16 on GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16.
-// Sets config->precision_reason for it. --device is chosen. Every rank calls this.
+// Replaces --precision auto: by bf16 where FP8, or parameters without master weights, need it, or where every rank's
+// device multiplies bf16 faster than fp32, as GPUs do, and CPUs that have instructions for it; else by fp32. Sets
+// config->precision_reason. --device must be chosen. Every rank calls this.
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
     const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);
@@ -88,7 +88,7 @@ static void resolve_precision(struct config *config, const struct level *level) 
                  config->device.device == DEVICE_CUDA ? "GPU" : "CPU", products);
     config->precision_reason = reason;
 }
-// Returns a level's engine in the options' precision, and sets the level's name, instructions and reason in *config.
+// Returns a level's engine for the options' precision. Sets the level's name, instructions and reason in *config.
 static engine_entry *cpu_engine(struct config *config, const struct level *level) {
     static char reason[64], instructions[512];
     if (NUM_LEVELS > 1)
@@ -102,8 +102,8 @@ static engine_entry *cpu_engine(struct config *config, const struct level *level
     return config->device.precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
-// Chooses the device of --device auto: a GPU where one can be used; where a build for GPUs finds none, prints why. Ends
-// the program where only other ranks have one. Every rank calls this.
+// Chooses the device for --device auto: a GPU if one can be used, else the CPU. A build for GPUs then prints why it
+// uses none. Ends the program where only other ranks have a GPU. Every rank calls this.
 static enum config_device choose_device(struct parallel *parallel) {
     const char *reason = cuda_unavailable_reason();
     const bool any_has_one = parallel_largest(parallel, !*reason, "the device") != 0;
@@ -124,9 +124,9 @@ static void check_cuda(bool plans) {
              plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
-// Ends the job where ranks run programs of different commits; or, in training at stage 0 on CPUs, of other instructions
-// (cpu_engine has set them). At stage 0 every rank updates all parameters, and nothing promises that these stay equal,
-// though x86-64-v3's and AVX-512's did. At other stages a rank takes over what others update. Every rank calls this.
+// Ends the job where ranks' programs are of different commits or, in training at stage 0 on CPUs, use other
+// instructions, which cpu_engine has set. At stage 0 every rank updates all parameters, and other instructions may give
+// other bits. At other stages a rank takes over what others update. Every rank calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);
@@ -135,8 +135,8 @@ static void check_programs(const struct config *config) {
     parallel_check_same(config->parallel, text, "programs");
 }
 
-// Chooses the engine, never NULL, by the options, for auto by all ranks' machines, and sets the options to the choice,
-// and reasons. --plan-gpu sets --device cuda, though a cpu engine may plan. May end the job. All ranks call this.
+// Chooses the engine by the options and, for auto, by all ranks' machines; never NULL. Sets the options to the choice,
+// with reasons. --plan-gpu sets --device cuda, though a cpu engine may plan. May end the job. Every rank calls this.
 static engine_entry *choose_engine(struct config *config) {
     // Every build plans a GPU's memory, by the same arithmetic: --device says which copy of the engine does.
     const bool plans_gpu = *config->memory.plan_gpu, by_cpu = config->device.device == DEVICE_CPU || !CUDA_IS_BUILT;

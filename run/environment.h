@@ -1,11 +1,11 @@
-// The variables of the environment that change what is computed, whether this program or a library reads them: one
-// table. Ranks that differ in one are refused at the start, as for options; the report names the variables that are
-// set; scripts/launch_environment.sh lists the same names, which launch scripts take to other hosts.
+// The table of environment variables that change what is computed, whether this program or a library reads them. Ranks
+// that differ in one are refused at the start, and the report names those that are set. scripts/launch_environment.sh
+// has the same names, which launch scripts take to other hosts.
 //
-// Not here are variables that change the number of threads (OMP_NUM_THREADS, OMP_THREAD_LIMIT, OPENBLAS_NUM_THREADS),
-// as --threads does: ranks have as many cores as they have, though a library's sums may round otherwise by the number
-// (docs/cpu.md). NVTE_ALLOW_NONDETERMINISTIC_ALGO is not read: --deterministic-mode says it. Nor is
-// CUBLAS_WORKSPACE_CONFIG, which is for cuBLAS's handles: only cuBLASLt is called, with a workspace of the plan's.
+// Variables of the number of threads (OMP_NUM_THREADS, OMP_THREAD_LIMIT, OPENBLAS_NUM_THREADS) are not in the table:
+// ranks may have different numbers of cores, though a library's sums may round otherwise then (docs/cpu.md). Nor is
+// NVTE_ALLOW_NONDETERMINISTIC_ALGO, since --deterministic-mode says it, or CUBLAS_WORKSPACE_CONFIG, which is for
+// cuBLAS's handles: only cuBLASLt is called, with a workspace of the plan's.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/parallel.h"  // parallel_check_same
@@ -58,7 +58,7 @@ static const char *environment_value(const struct environment_variable *variable
     return value && *value && !(variable->usual && strcmp(value, variable->usual) == 0) ? value : NULL;
 }
 
-// Ends the job where a variable's environment_value is not rank 0's. parallel: NULL: one rank. Every rank calls this.
+// Ends the job where a variable of the table is not as on rank 0. parallel: NULL for one rank. Every rank calls this.
 static void environment_check_ranks(struct parallel *parallel) {
     char *text = NULL;
     size_t bytes = 0;
@@ -79,7 +79,7 @@ static void environment_check_ranks(struct parallel *parallel) {
     free(text);
 }
 
-// Returns the variables with an environment_value, as "NAME=VALUE (why)" with commas, which the caller frees; "": none.
+// Returns the variables that are set, as "NAME=VALUE (why)" with commas, or "". The caller frees the text.
 static char *environment_describe(void) {
     char *text = NULL;
     size_t bytes = 0;

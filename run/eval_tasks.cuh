@@ -23,10 +23,10 @@ struct eval_tasks {
 
 // ---- texts to documents ----
 
-// Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. White space that ends the
-// context goes to what is scored. Context, else the prefix token, and continuation are encoded together, and split
-// after as many tokens as the context is encoded to without the continuation. What exceeds --seq-length inputs is cut
-// off on the left (*cut). Ends the program where no token is to be scored, or more than --seq-length.
+// Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. Context and continuation
+// are encoded together, with the prefix token in the place of an empty context. What is scored begins after as many
+// tokens as the context, without white space at its end, has by itself. What exceeds --seq-length inputs is cut off on
+// the left (*cut). Ends the program where no token is to be scored, or more than --seq-length.
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -55,8 +55,8 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
     d->first = d->inputs - (int)(total - before);
 }
 
-// Encodes the texts of all items into the documents of `tasks`, a document for each text; close_tasks frees them. Ends
-// the job where the ranks' items differ. Every rank calls this.
+// Encodes the texts of all items into tasks->documents, one for each text; close_tasks frees them. Ends the job where
+// the ranks' items differ. Every rank calls this.
 static void encode_items(struct run *r, struct eval_tasks *tasks) {
     int64_t count = 0;
     uint64_t hash = 0;
@@ -109,7 +109,7 @@ static int task_of(const struct eval_tasks *tasks, const struct eval_item *item)
     const void *found = bsearch(&name, tasks->names, (size_t)tasks->names_count, sizeof *tasks->names, compare_names);
     return (int)((const char *const *)found - tasks->names);
 }
-// Ends the program where a task of tasks->names mixes items with and without alternatives: scores would be of neither.
+// Ends the program where a task has items with alternatives and items without: no score could be of both.
 static void check_kinds(const struct eval_tasks *tasks) {
     const struct eval_item **first =
         (const struct eval_item **)calloc((size_t)tasks->names_count, sizeof(struct eval_item *));
@@ -155,8 +155,8 @@ static void check_scores_file(const struct config *c) {
     }
 }
 
-// Reads and encodes the files of --eval-tasks, at least one, to r->tasks, which close_tasks frees. Opens r->tokenizer,
-// which may lie beside the data: the data is open before. Ends the program where a file is bad. Every rank calls this.
+// Reads and encodes the files of --eval-tasks, at least one, into r->tasks, for close_tasks. Opens r->tokenizer, which
+// may lie beside the data, so the data must be open. Ends the program where a file is bad. Every rank calls this.
 static void open_tasks(struct run *r) {
     enum { MAX_BYTES = 1 << 30 };
     struct eval_tasks *tasks = (struct eval_tasks *)calloc(1, sizeof *tasks);
@@ -204,11 +204,11 @@ static void close_tasks(struct run *r) {
 
 // ---- scores ----
 
-// The text of an item that each measure chooses; of equal ones the first.
+// The text of an item that each measure finds the likeliest; of equal texts the first.
 struct item_choice {
     int by_sum, by_characters, by_bytes, by_tokens; // 0 of an item without alternatives
 };
-// Returns which text of item i is the likeliest by each measure; score_documents has scored its documents.
+// Returns which text of item i is the likeliest by each measure. score_documents must have scored the documents.
 static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i) {
     const struct eval_item *item = &tasks->items.all[i];
     const struct scored_document *documents = &tasks->documents[tasks->first_document[i]];
@@ -249,7 +249,7 @@ static double share_error(int64_t right, int64_t n) {
     return n > 1 ? sqrt(squares / (double)(n - 1)) / sqrt((double)n) : NAN;
 }
 
-// Returns the scores of task k. Likelihoods are added in the order of their size: the items' order must not matter.
+// Returns the scores of task k. Adds likelihoods in the order of their size, so that the items' order doesn't matter.
 static struct task_scores scores_of_task(const struct eval_tasks *tasks, int k) {
     struct task_scores s;
     memset(&s, 0, sizeof s);
@@ -280,7 +280,7 @@ static struct task_scores scores_of_task(const struct eval_tasks *tasks, int k) 
 
 // ---- reports ----
 
-// Prints the table of scores, a line a task. score_documents has shared them: no ranks talk here.
+// Prints the table of scores, a line a task. Needs no other rank: score_documents has shared the scores.
 static void print_scores(struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     int width = 4;

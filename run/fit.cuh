@@ -1,5 +1,5 @@
-// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds
-// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses for auto.
+// Makes the recomputation policy that --recompute-* ask for, and checks whether a plan fits into the machine's memory;
+// if it doesn't, says what would help. Models are planned here, never allocated. run/fit_auto.cuh chooses for auto.
 #pragma once
 #include "config/fit.h"               // config_resolve_copies
 #include "run/model.cuh"              // gpt_create, gpt_destroy: a planned model
@@ -9,14 +9,14 @@
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/text/log.h"         // log_bytes
 
-// The options that are planned, into which a choice is written too, and the backend, device and shape beside them.
+// What plans are made by: the options, attention's backend, the device and a layer's shape.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what functions below plan by. *config, which may change but for layers' shapes, and *dev must outlive it.
+// Returns what functions below plan by. *config and *dev must outlive it. Options may change, but not layers' shapes.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that
@@ -30,26 +30,26 @@ struct fit_bytes {
 struct fit_limits {
     size_t device, host, both;
 };
-// A choice that the engine makes by free memory leaves one byte of so many, since the memory that is free varies.
+// Of so many bytes that are free, a choice by the engine leaves one, since the memory that is free varies.
 enum { FIT_VARIES = 64 };
 // Whether a plan's peaks are within the limits of each memory and of both together.
 static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
-// Plans the model under a policy, which is freed, and returns the peak bytes.
+// Plans the model under a policy, frees the policy, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
-// Returns fit_peaks' bytes of the device; the policy is freed, too.
+// Returns fit_peaks' bytes of the device, and frees the policy.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
-// Returns the tokens of a chunk of logits for the fewest of 1, 2, 3, 4, 6, 8, 11, ... chunks with which the plan stays
-// within the limits. Returns 0, which means as planned, where fewer chunks than planned do not fit, where the user
-// named the tokens, on the CPU, and where limits.device is SIZE_MAX.
+// Returns how many tokens a chunk of logits may have so that the plan stays within the limits with the fewest chunks,
+// of 1, 2, 3, 4, 6, 8, 11, ... Returns 0, which means as planned, where fewer chunks than planned don't fit, the user
+// named the tokens, the device is a CPU, or limits.device is SIZE_MAX.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
-// Ends the program, before the model's memory is allocated, where a plan of peaks `need` exceeds the limits; the
-// message lists the options that would help, each with the peak it leads to.
+// Ends the program where `need`, the peaks of a plan, exceeds the limits. The message lists the options that would
+// help, each with the peak it leads to. Call this before the model's memory is allocated.
 static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_limits limits);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ static struct recompute_policy fit_full(const struct config *c) {
                           c->recompute.recompute_num_layers > 0 ? c->recompute.recompute_num_layers : 1);
 }
 
-// Returns the policy of --recompute-modules `modules` ("": what is worth it by the attention backend), for policy_free.
+// Returns the policy of --recompute-modules, for policy_free. "": the modules that are worth it with this backend.
 static struct recompute_policy fit_selective(const struct fit *f, const char *modules) {
     struct recompute_policy policy =
         policy_selective(f->config->model.num_layers, recompute_modules_of(modules, f->shape.materialized), &f->shape);
@@ -209,7 +209,7 @@ static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) 
         return bytes.device;
     return a->need.host > a->limits.host ? bytes.host : bytes.device + bytes.host;
 }
-// Adds a line for an option that makes the plan a thousandth or more smaller. Returns whether `then`, its peaks, fits.
+// Adds a line on an option whose peaks, `then`, are at least a thousandth smaller. Returns whether these peaks fit.
 static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
     const size_t before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
@@ -222,7 +222,7 @@ static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_byt
                  fits ? ", which fits" : "");
     return fits;
 }
-// Plans with changed options, and their own policy, and adds the line of fit_suggest. Returns whether the plan fits.
+// Plans with changed options and the policy that they ask for, and calls fit_suggest. Returns whether the plan fits.
 static bool fit_suggest_options(struct fit_advice *a, const char *option, const struct config *changed) {
     struct fit g = fit_of(changed, a->f->backend, a->f->dev);
     return fit_suggest(a, option, fit_peaks(&g, fit_policy(&g)));
@@ -244,7 +244,7 @@ static void fit_suggest_policies(struct fit_advice *a) {
     fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
 }
 
-// Suggests, as the run allows, offload and moments in bf16; where the device's limit is not exceeded, less offload.
+// Suggests offload and moments in bf16, as the run allows, or less offload where the device's memory is enough.
 static void fit_suggest_offload(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;
@@ -286,7 +286,7 @@ static void fit_suggest_stages(struct fit_advice *a) {
     }
 }
 
-// Suggests smaller micro-batches to the first that fits, 1 with full recomputation, chunks, and half the sequence.
+// Suggests smaller micro-batches to the first that fits, one with full recomputation, chunks, and half the sequence.
 static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

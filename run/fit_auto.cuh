@@ -1,5 +1,5 @@
-// --recompute-granularity auto: the search of run/fit_search.cuh over a model's plans. The run's options get what it
-// finds, as if given: config.json and checkpoints keep it, and a run started with them searches nothing.
+// --recompute-granularity auto: searches a model's plans by run/fit_search.cuh. The run's options get what is found, as
+// if given: config.json and checkpoints keep it, and a run started with these searches nothing.
 #pragma once
 #include "run/fit.cuh"                // struct fit, policies
 #include "run/fit_search.cuh"         // fit_search
@@ -16,9 +16,10 @@ struct fit_chosen {
     char forced[256];
 };
 
-// Replaces --recompute-granularity auto, and what the user left open of offload and formats, in *own, which f->config
-// points to, by the cheapest choice within the limits. All ranks call this and choose the same. *rates, flops above 0,
-// become the lowest of any rank; only rank 0 gets texts. parallel: NULL: one rank. Ends the program where nothing fits.
+// Replaces --recompute-granularity auto, and what the user left open of offload and formats, by the cheapest choice
+// within the limits. own: the options, to which f->config points. rates: flops not 0; each rate becomes the lowest of
+// any rank. parallel: NULL for one rank. Ends the program where nothing fits. Every rank calls this and gets the same
+// choice; only rank 0 gets texts.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -28,7 +29,7 @@ struct fit_alternative {
     double seconds;
     char text[320];
 };
-// Returns what fit_choose on one rank would choose for f's options within the limits; sets none. rates->flops: not 0.
+// Returns what fit_choose on one rank would choose for f's options within the limits. Sets none. rates->flops: not 0.
 static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
                                                  const struct fit_rates *rates);
 
@@ -53,7 +54,7 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
-// Sets a choice's options in *config, but not recomputation's, nor an --optimizer-offload-fraction that the user gave.
+// Sets a choice's options in *config, except recomputation's and an --optimizer-offload-fraction that the user gave.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
@@ -68,7 +69,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_copies(config);
 }
-// Plans a choice for fit_space's `plan`; returns its bytes (not `placed`: lower bounds) and seconds. context: fit_auto.
+// Plans a choice, for fit_space's `plan`. Returns bytes (lower bounds unless `placed`) and seconds. context: fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
@@ -102,7 +103,7 @@ static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
             return;
     a->formats[a->known_formats++] = formats;
 }
-// Lists the formats from the most exact to the least: first as given, then with less in what the user left open.
+// Lists the formats that the options leave open, from the most exact, which are as given, to the least.
 static void fit_list_formats(struct fit_auto *a) {
     static const struct fit_formats all[] = {
         {MAIN_FP32, MAIN_FP32, MOMENT_FP32, MOMENT_FP32}, {MAIN_FP32, MAIN_FP32, MOMENT_BF16, MOMENT_BF16},
@@ -113,8 +114,8 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
-// Returns bytes that every choice takes of the device's memory, or, where the device's is the host's, of both: before a
-// choice is made so much may be used without raising the run's peak. The options have --recompute-granularity auto.
+// Returns how many bytes of the device's memory, or of both memories on a CPU, every choice takes. Before a choice is
+// made, so much may be used without raising the run's peak. The options have --recompute-granularity auto.
 static size_t fit_least_bytes(const struct fit *f) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)
@@ -140,7 +141,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// Sets a->space.least and .most, after kinds and formats: given options fixed, formats 0 without --allow-lossy-states.
+// Sets the ranges of choices, a->space.least and .most, in which given options are fixed. Kinds and formats are set.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
@@ -211,7 +212,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     a->space.update_s[i] = fit_update_device_s(m, a->rates);
     gpt_destroy(m);
 }
-// Sets all estimates of a->space, and of each format. The formats are listed.
+// Sets all estimates of a->space, and of each format. The formats must be listed.
 static void fit_set_estimates(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
@@ -281,7 +282,7 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 }
 
 // Writes to out (n bytes) that --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it
-// frees, as where states are smaller than an update's pieces; "": it does not. without, with: the device's bytes.
+// frees, as where states are smaller than an update's pieces, or "". without, with: the device's bytes.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -291,7 +292,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// Writes fit_forced_text of the best choice that was found, which is planned again without offloaded optimizer states.
+// Writes fit_forced_text for the best choice, which is planned once more without offloaded optimizer states.
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -300,8 +301,8 @@ static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *f
 
 // ---- the choice ----
 
-// Appends to out (n bytes) what the least need would be without the offload that the user gave, where that is less than
-// `with`. Later searches of a->space offload no optimizer states.
+// Appends to out (n bytes) what the least need is without the offload that the user gave, if that is less than `with`.
+// After this, searches of a->space offload no optimizer states.
 static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
     char forced[256] = "";
     a->space.least.percent = a->space.most.percent = 0;
@@ -311,8 +312,8 @@ static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size
     if (*forced)
         fit_add_text(out, n, "; ", forced);
 }
-// Writes to out (n bytes) why nothing fits, and which budgets would do: the least of the device's memory with the
-// host's as it is, and the reverse; else the least of the device's and what goes with it. No search may follow.
+// Writes to out (n bytes) that nothing fits, and which budgets would do: the least of the device's memory with the
+// host's as it is, and the reverse; if neither does, the least of both. Changes a->space: no search may follow.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);

@@ -1,12 +1,11 @@
-// The search for the cheapest way to fit a training step into the device's and the host's memory, among the choices of
-// run/fit_space.cuh. This file knows no model: its caller's function plans.
+// Searches the choices of run/fit_space.cuh for the cheapest way to fit a training step into the device's and the
+// host's memory. This file knows no model: a function of the caller makes the plans.
 //
-// A choice's bytes and time are known by its plan, which takes a millisecond or more, and there are up to millions. All
-// are estimated, and planned in the order of their estimates until the best is planned and fits. Estimates of time are
-// below the plan's, so that what is found is the best of all. Whether a choice fits depends on its own estimate and
-// plan, never on which others were planned: more memory never leads to a slower choice, and a budget that one search
-// names is met by the next. Estimates are formulas, corrected by plans of each group of choices that offload the same
-// kinds of buffers, the same plans for all budgets.
+// What a choice takes is known by its plan, which costs a millisecond or more, and there may be millions of choices. So
+// all are estimated, and then planned in the order of their estimates, until the best is planned and fits. It is the
+// best of all, as estimates of time are below the plan's. Whether a choice fits depends only on its own estimate and
+// plan, not on others': more memory never leads to a slower choice, and a budget that one search names suffices for the
+// next. Estimates are formulas, corrected by plans of each group of choices that offload the same kinds of buffers.
 #pragma once
 #include "run/fit_space.cuh"       // struct fit_space, fit_formula
 #include "runtime/machine/error.h" // fail
@@ -25,9 +24,9 @@ struct fit_found {
     struct fit_outcome gain_estimate;
 };
 
-// Finds the best choice and, within a few plans more, the best of other sets, which offload other kinds of buffers or
-// have other formats; count 0: none fits. Equal values: what offloads less wins. `known_formats`, for FIT_SECONDS: how
-// many formats there are estimates for; those after space->most.formats are only estimated, for `gain`.
+// Finds the best choice and, by a few more plans, the best of other sets, which offload other kinds of buffers or have
+// other formats. count is 0 where none fits. Of equal choices, less offload wins. known_formats, for FIT_SECONDS: how
+// many formats have estimates; formats after space->most.formats are only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---- Estimates ----
@@ -39,20 +38,20 @@ enum {
     FIT_STEPS_OFFLOADED = 12,
     FIT_OTHERS_PLANS = 24 // for the best of other sets
 };
-// Estimates are lowered to be below a plan's. Time: by shares of a micro-step and of its wait for the bus, larger while
-// nothing is known of the group. Bytes: by what rounding adds.
+// By how much estimates are lowered, to be below a plan's. Times: by shares of a micro-step and of its wait for the
+// bus, which are larger while nothing is known of the group. Bytes: by what rounding adds.
 static const double FIT_FORMULA_SLACK = 0.12, FIT_FORMULA_EXPOSED_SLACK = 0.4, FIT_TIME_SLACK = 0.002,
                     FIT_EXPOSED_SLACK = 0.02, FIT_ROUNDING = 4096;
-// The shares of a wait for the bus by which times are lowered: with layers of two kinds, of which one may hide what the
-// other waits for; and, divided by the number of offloaded layers, for what is peculiar to the last of them.
+// By which shares of a wait for the bus times are lowered: where layers are of two kinds, as one may hide what the
+// other waits for; and, divided by the number of offloaded layers, for the last of these, which is different.
 static const double FIT_MIXED_EXPOSED_SLACK = 0.045, FIT_LAST_EXPOSED_SLACK = 0.2;
 
-// By how much plans exceed the formulas, by the kind of all layers: in bytes, and as a factor of a micro-step's time.
+// By how much plans of a group exceed the formulas, by the kind of all layers: bytes, and a factor of micro-step time.
 struct fit_beside {
     bool known[FIT_KINDS_MAX];
     double device[FIT_KINDS_MAX], host[FIT_KINDS_MAX], slower[FIT_KINDS_MAX];
 };
-// A group is a sum of what is offloaded, and in which format gradients are; FIT_GROUP_PLAIN offloads none.
+// A choice's group: a sum of what is offloaded, and the format of gradients. FIT_GROUP_PLAIN offloads nothing.
 enum {
     FIT_GROUP_GRADIENTS = 1,
     FIT_GROUP_WEIGHTS = 2,
@@ -78,7 +77,7 @@ struct fit_queue {
     int count, capacity, plans;
 };
 
-// A choice in the order of the search. What is known of it grows: its group's plans, its own unplaced, its own placed.
+// A choice in the search. What is known of it grows: by its group's plans, its own plan unplaced, its own plan placed.
 enum fit_known { FIT_BY_FORMULA, FIT_BY_GROUP, FIT_UNPLACED, FIT_PLANNED };
 struct fit_node {
     struct fit_choice c;
@@ -92,15 +91,15 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Returns a micro-step's time over the formula's, between its groups' plans with no and with most layers offloaded.
+// Returns a micro-step's time over the formula's, interpolated between plans with no and with most offloaded layers.
 static double fit_micro_step_factor(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Returns an estimate of the device's bytes: the formula's and what plans without offloaded layers took beyond it, but
-// no less than this sum with the most offloaded layers, whose copies on the way take memory too.
+// Returns an estimate of the device's bytes: the formula's, and what the plan without offloaded layers took beyond it;
+// or, if more, the same with the most offloaded layers, whose copies on the way take memory, too.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -119,15 +118,15 @@ static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choi
     micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
     return s->micro_steps * micro_step_s + s->update_s[c->formats];
 }
-// Returns the seconds by which an estimate is lowered to stay below the choice's plan. e: fit_formula's of the choice.
+// Returns by how many seconds an estimate is lowered to stay below the choice's plan. e: fit_formula's of the choice.
 static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
     double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
     if (c->layers > 0)
         exposed += FIT_LAST_EXPOSED_SLACK / c->layers;
     return s->micro_steps * (FIT_TIME_SLACK * e->micro_step_s + exposed * e->exposed_s);
 }
-// Returns an estimate of a node's choice by what is known. The choice's own plan raises the bytes that its group leads
-// to and never lowers them: what a choice needs must not depend on which choices were planned.
+// Returns an estimate of a node's choice by what is known of it. The choice's own plan may raise the bytes by which its
+// group estimates it, never lower them: what a choice needs must not depend on which choices were planned.
 static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct fit_node *n) {
     const struct fit_space *s = q->space;
     const int k = n->c.recompute / s->num_layers;
@@ -157,7 +156,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     return o;
 }
 
-// Plans, once, a choice of a group (fit_group's), all layers of one kind; records how the plan exceeds the formulas.
+// Plans a choice of a group with all layers of one kind, unless done before, and records how it exceeds the formulas.
 static void fit_learn(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
@@ -180,7 +179,7 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
 static int fit_num_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
-// Whether fit_learn_groups has nothing to plan for a choice: its estimate may read its groups.
+// Whether fit_learn_groups has planned all that a choice's estimate reads.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     bool known = true;
@@ -188,7 +187,7 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
     return known;
 }
-// Plans, once, what a choice's estimate reads: by kind of its layers, its group with and without offloaded layers.
+// Plans what a choice's estimate reads: for each kind of its layers, its group with and without offloaded layers.
 static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
@@ -199,13 +198,13 @@ static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
 
 // ---- Choices ----
 
-// Whether an outcome is within the limits but for the minimized memory; `both` counts only where seconds are minimized.
+// Whether an outcome is within the limits. The minimized memory has none; `both` counts only if seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// Returns the number that `objective` minimizes. Format i of the list must gain 2 i % of the time. Times that differ in
-// the eighth digit only are equal, so that rounding does not decide.
+// Returns the number that `objective` minimizes. Format i of the list counts as 2 i % slower, and so must gain more to
+// be taken. Times that differ only in the eighth digit are equal, so that rounding does not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {
     case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));
@@ -215,7 +214,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
     return INFINITY;
 }
 
-// Returns the least p in [least, most] with states_bytes[p] - states_bytes[least] >= bytes; most + 1: there is none.
+// Returns the least p in [least, most] with states_bytes[p] - states_bytes[least] >= bytes, or most + 1.
 static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {
@@ -227,8 +226,8 @@ static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least,
     }
     return first;
 }
-// Sets n->c.percent to a percentage in [least, most] with which the choice, by its estimate, fits: the least, or the
-// largest where the device's memory is minimized. Sets n->o, and n->value, INFINITY where no percentage fits.
+// Sets n->c.percent to the least percentage in [least, most] with which the choice fits by its estimate, or to the
+// largest where the device's memory is minimized. Sets n->o and n->value, which is INFINITY where none fits.
 static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int least, int most) {
     const struct fit_space *s = q->space;
     const double *states_bytes = s->states_bytes[n->c.formats];
@@ -250,7 +249,7 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
         n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
-// Does what fit_set_percent does, in the range of the choice's set: 0 where n->c.percent is 0, else all others.
+// Calls fit_set_percent with the range of the choice's set: 0 where n->c.percent is 0, else all others.
 static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     if (n->c.percent > 0)
@@ -258,19 +257,19 @@ static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
     else
         fit_set_percent(q, n, 0, 0);
 }
-// Whether two choices are of the same set: offload the same kinds of buffers in the same formats.
+// Whether two choices are of one set: they offload the same kinds of buffers, in the same formats.
 static bool fit_same_set(const struct fit_choice *a, const struct fit_choice *b) {
     return a->formats == b->formats && a->gradients == b->gradients && a->weights == b->weights &&
            (a->percent > 0) == (b->percent > 0) && (a->layers > 0) == (b->layers > 0);
 }
 
-// Returns the value after `value` of about `steps` from least to most, both included; above most: `value` was the last.
+// Returns the next of about `steps` values from least to most, or more than most if `value` was the last.
 static int fit_next_value(int value, int least, int most, int steps) {
     const int step = (most - least + steps - 1) / steps, next = value + (step > 0 ? step : 1);
     return value < most && next > most ? most : next;
 }
 
-// Adds a choice to q->nodes, at a percentage (0 stays 0) that fits by its estimate; adds nothing where none fits.
+// Adds a choice to q->nodes with a percentage (0 stays 0) that fits by its estimate, or nothing where none fits.
 static void fit_add(struct fit_queue *q, struct fit_choice c) {
     struct fit_node n;
     if (q->count == q->capacity) {
@@ -286,7 +285,7 @@ static void fit_add(struct fit_queue *q, struct fit_choice c) {
     if (n.value < INFINITY)
         q->nodes[q->count++] = n;
 }
-// Adds by fit_add, in steps, choices of c's set: they differ in recomputation, offloaded layers and percentage.
+// Adds choices of c's set, not each but in steps. They differ in recomputation, offloaded layers and percentage.
 static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, layers = c.layers, steps = layers ? FIT_STEPS_OFFLOADED : FIT_STEPS_PLAIN;
@@ -300,7 +299,7 @@ static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
                     fit_add(q, c);
         }
 }
-// Adds the choices of all sets within q->space->least and q->space->most, but of the formats `first` to `last`.
+// Adds the choices of all sets within q->space->least and q->space->most, with formats `first` to `last` instead.
 static void fit_add_sets(struct fit_queue *q, int first, int last) {
     const struct fit_space *s = q->space;
     struct fit_choice c;
@@ -328,7 +327,7 @@ static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     }
 }
 
-// Returns the node of the smallest value, of equal ones the one that offloads least; NULL: there is none.
+// Returns the node with the smallest value, or NULL if none is left. Of equal nodes, the least offload wins.
 static struct fit_node *fit_next(const struct fit_queue *q) {
     struct fit_node *next = NULL;
     for (int i = 0; i < q->count; i++) {
@@ -340,7 +339,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node whose groups are known, unplaced, in a second call placed. A misfit gets another percentage, or is out.
+// Plans a node whose groups are known, in a second call with placing. A misfit gets another percentage, or is out.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;
@@ -369,8 +368,8 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// Sets found->gain, and its estimate, to the choice of formats [first, last], which are not allowed, that would gain
-// most over `value`, by estimates whose groups are known; leaves it where none gains. Replaces the queue's nodes.
+// Sets found->gain, and its estimate, to the choice that would gain most over `value` with formats [first, last], which
+// aren't allowed. Uses only estimates whose groups are known; leaves gain if none gains. Replaces the queue's nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;

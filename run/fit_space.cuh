@@ -1,12 +1,12 @@
-// The choices of --recompute-granularity auto: which layers are recomputed, what is offloaded, in which formats; and
-// formulas for what a choice takes, by which run/fit_search.cuh finds the best choice with few plans.
+// The choices of --recompute-granularity auto: which layers are recomputed, what is offloaded, and in which formats.
+// Formulas estimate what a choice takes, so that run/fit_search.cuh finds the best choice with few plans.
 #pragma once
 #include <math.h>    // ceil, floor
 #include <stdbool.h> // bool
 
-// One way to fit. recompute: k L + n on the ladder from nothing to all, of L layers: the first n are of kind k + 1, the
-// others of kind k; layers: how many of the first layers offload their activations; percent: of the optimizer states,
-// offloaded; formats: index into the estimates of fit_space, 0: as asked for.
+// One way to fit. recompute: k L + n: the first n of L layers are of kind k + 1, the others of kind k; kinds go from
+// keeping all to keeping only the input. layers: how many of the first offload activations. percent: of the optimizer
+// states, offloaded. gradients, weights: 1: offloaded. formats: index of fit_space's estimates; 0: as asked for.
 struct fit_choice {
     int recompute, layers, percent, gradients, weights, formats;
 };
@@ -15,7 +15,7 @@ struct fit_outcome {
 };
 enum { FIT_FORMATS_MAX = 8, FIT_KINDS_MAX = 64, FIT_PERCENTAGES = 101 };
 
-// Copies between the device's memory and the host's. copy_s: the device's own seconds a byte; 0: none.
+// Copies between the device's memory and the host's. copy_s: the time that the device itself spends on a byte; 0: none.
 struct fit_bus {
     double bytes_s, copy_s; // bytes a second each way; seconds a byte
     double piece_bytes;     // of the update; nothing hides the first and the last one
@@ -43,10 +43,10 @@ struct fit_space {
     void *context;
 };
 
-// Returns the seconds of an update that takes update_s without a bus and copies to_host and to_device bytes.
+// Returns the seconds of an update that takes update_s without copies, and copies to_host and to_device bytes.
 static double fit_update_on_bus_s(double update_s, double to_host, double to_device, const struct fit_bus *bus);
 
-// A choice's estimate. Plans differ from the formula in micro_step_s, of which exposed_s are spent waiting for the bus.
+// What a choice takes, estimated. exposed_s, the wait for the bus, is a part of micro_step_s, which plans correct.
 struct fit_estimate {
     double device, host, micro_step_s, exposed_s, update_s;
 };
@@ -65,8 +65,8 @@ static double fit_update_on_bus_s(double update_s, double to_host, double to_dev
     return seconds + (to_device < bus->piece_bytes ? to_device : bus->piece_bytes) / bus->bytes_s;
 }
 
-// Returns the seconds that `count` layers of a kind wait for the bus in a micro-step. away, weights, gradients: bytes
-// of a layer that are offloaded; away: of activations. A layer takes as long as its computation or the bus does.
+// Returns the seconds that `count` layers of a kind wait for the bus in a micro-step, where copies take longer than
+// computation. away, weights, gradients: the bytes of a layer's activations, weights and gradients that are offloaded.
 static double fit_exposed_s(const struct fit_space *s, int kind, int count, double away, double weights,
                             double gradients) {
     const double HIDES = 1.1; // a copy begins before the last phase of a layer ends
@@ -77,8 +77,8 @@ static double fit_exposed_s(const struct fit_space *s, int kind, int count, doub
     return count *
            (fit_larger(forward_bus_s - HIDES * forward_s, 0) + fit_larger(backward_bus_s - HIDES * backward_s, 0));
 }
-// Returns the seconds outside the layers that a micro-step waits for the bus. weights, gradients: bytes of the model;
-// 0: not offloaded. Only the device's own copying hides the first weights, the head's, and the embeddings' gradient.
+// Returns the seconds that a micro-step waits for copies of the head and the embeddings, which no layer's computation
+// hides. weights, gradients: bytes of the whole model, 0 where not offloaded.
 static double fit_exposed_outside_s(const struct fit_space *s, double weights, double gradients) {
     const double a_byte_s = fit_larger(1 / s->bus.bytes_s - s->bus.copy_s, 0);
     return (s->tied ? 2 : 1) * s->outside * (weights + gradients) * a_byte_s;

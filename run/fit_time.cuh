@@ -1,8 +1,8 @@
-// The time of a training step, predicted from its plan: what the phases compute, and the bytes that they send over the
-// bus. Not priced: the exchange between ranks, FP8's casts and its faster products. A micro-step is played on three
-// clocks: the device, which computes phase by phase and waits for copies where the plan says so, and the bus in each
-// direction, which carries one copy after the other. The update streams its pieces through slots, so that it takes as
-// long as the slowest of memory and the bus's directions, and the first and the last piece.
+// Predicts the time of a training step from its plan: what the phases compute, and the bytes that they send over the
+// bus. Not counted: the exchange between ranks, FP8's casts and its faster products. A micro-step is simulated on three
+// clocks: the device's, which computes phase by phase and waits for copies where the plan says so, and one for each
+// direction of the bus, which carries one copy after the other. The update copies and computes piece by piece, at the
+// same time, so it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
 #include "config/fit.h"        // config_main_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
@@ -24,14 +24,14 @@ struct fit_time {
 // Returns the predicted time of a step of a recorded or placed model; zeros without training. rates->flops: not 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of --plan-gpu or the device: by data sheet, else measured in at most `room` bytes, freed again;
-// with --plan an H100's, or a CPU's, guessed. flops 0: a sheet without this precision; with auto the program ends.
+// Returns the rates of --plan-gpu or the device, by data sheet or else measured in at most `room` bytes. --plan does
+// not measure: it takes an H100's, or a CPU's. flops is 0 if a sheet lacks this precision; auto ends the program then.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
 
-// Returns the matmul flops that take as long as one byte of memory traffic, where only flops were measured: two cores'
-// 330 GFLOP/s (bf16 with AMX: 1800) to 30 GB/s; an H200's 67 TFLOP/s, by its data sheet, (bf16: 790) to 4.3 TB/s.
+// Returns how many matmul flops take as long as a byte of memory traffic, where only flops were measured. Two cores
+// have 330 GFLOP/s (bf16 with AMX: 1800) and 30 GB/s; an H200's sheet has 67 TFLOP/s (bf16: 790) and 4.3 TB/s.
 static double fit_flops_per_byte(const struct device *dev) {
     const bool bf16 = sizeof(floatX) == 2;
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
@@ -41,7 +41,7 @@ static double fit_flops_per_byte(const struct device *dev) {
 static const double FIT_OF_PEAK = 0.8;
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9; // of two cores
 
-// Returns the peak flop/s of a data sheet in this precision; 0: gpu is NULL, or the sheet has none.
+// Returns the peak flop/s of a data sheet in this precision, or 0 if gpu is NULL or the sheet has none.
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
     return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
@@ -56,7 +56,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%s by its data sheet", gpu_name(name, gpu));
     return r;
 }
-// Measures and returns the flop/s of a square matmul, the largest in `room` bytes of device memory; 0: too small.
+// Returns the measured flop/s of the largest square matmul that fits into `room` bytes of device memory, or 0.
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
@@ -64,7 +64,7 @@ static double fit_measure_flops(const struct config *c, size_t room, struct devi
     device_free(memory, bytes);
     return flops;
 }
-// Measures and returns bytes a second between device and host, the slower way, in at most `room` of both together.
+// Returns the measured bytes a second between device and host, the slower way. Allocates at most `room` bytes in all.
 static double fit_measure_bus(size_t room, struct device *dev) {
     const size_t share = room / (2 * TRANSFER_DIRECTIONS); // two of each in the device's memory and in the host's
     const size_t bytes = share < (size_t)TRANSFER_MEASURED_BYTES ? share : (size_t)TRANSFER_MEASURED_BYTES;
@@ -117,15 +117,15 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
 
 // ---- Prediction ----
 
-// Whether a weight of layer l's linear layers is trained; else its backward has only the gradients of inputs.
+// Whether any weight of layer l's linear layers is trained; else backward computes only the gradients of inputs.
 static bool fit_trains_products(const struct gpt *m, int l) {
     bool trains = false;
     for (int i = 0; i < LINEAR_COUNT; i++)
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the flops a token of a group's phases in layer l (-1: none), a byte of memory traffic counted as
-// flops_per_byte; 0 for groups outside a micro-step.
+// Returns the flops a token of a group's phases in layer l (-1: outside layers). A byte of memory traffic counts as
+// flops_per_byte. 0 for groups outside a micro-step.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -143,7 +143,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     }
     return 0;
 }
-// Returns seconds (end - first) of phases [first, end) of a micro-step, equal shares of a layer's group, for free().
+// Returns the seconds (end - first) of a micro-step's phases [first, end), for free(): equal shares of a layer's group.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
     const int layers = m->shape.L + 1;     // place 0: of no layer
@@ -175,7 +175,7 @@ static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r)
     return bus;
 }
 
-// Returns the simulated seconds of phases [first, end), all of a micro-step, with copies; *compute_s: without copies.
+// Returns the simulated seconds of a micro-step, phases [first, end), with copies. *compute_s: without copies.
 static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
@@ -213,8 +213,8 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     return clock_s;
 }
 
-// Returns the bytes that the update reads and writes in the device's memory: this rank's parameters, gradients (norm,
-// update) and states, and what Muon hands from pass to pass: an update written, summed up, scaled, read again.
+// Returns the bytes that the update reads and writes in the device's memory: this rank's parameters, states and
+// gradients (for norm and update), and what Muon hands from pass to pass: an update written, summed up, scaled, read.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
     const struct optimizer *o = &m->optimizer;

@@ -21,8 +21,8 @@ static inline void *folder_check_run(void *argument) {
     return NULL;
 }
 
-// Begins to check a folder's files by its manifest (path NULL, empty or no folder: nothing), for folder_check_end,
-// until which *check and `path` must stay. optimizer: also files of optimizer and trainer. No thread: the program ends.
+// Begins to check a folder's files against its manifest; folder_check_end waits. *check and `path` must stay until
+// then. Does nothing if path is NULL, empty or no folder. optimizer: also checks files of optimizer and trainer.
 static inline void folder_check_begin(struct folder_check *check, const char *path, bool optimizer) {
     struct stat status;
     check->path = path;
@@ -33,8 +33,8 @@ static inline void folder_check_begin(struct folder_check *check, const char *pa
         fail("%s: no thread can be started that checks its files", path);
 }
 
-// Waits for the check, if one was begun. Returns what it found wrong with the files, in `error`: damage may have caused
-// the caller's own `problem` (NULL: none) too. Returns `problem` where it found nothing.
+// Waits for the check, if one was begun. Returns what is wrong with the files, in *error, before the caller's own
+// `problem` (NULL: none), which damaged files may have caused. Returns `problem` if the files are right.
 static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
     if (!check->running)
         return problem;

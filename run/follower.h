@@ -1,5 +1,5 @@
-// scripts/follow.py beside the run: a process that reads log.jsonl and sends it to trackers, until the end of its
-// stdin, a pipe from this process, says that the run has ended. No fault of it stops the run.
+// Runs scripts/follow.py beside the run: a process that reads log.jsonl and sends it to trackers. Its stdin is a pipe
+// from this process, whose end tells it that the run has ended. No fault of the follower stops the run.
 #pragma once
 #include "config/config.h"       // struct config
 #include "runtime/machine/say.h" // say_warning
@@ -21,7 +21,7 @@ struct follower {
     int run_end; // the pipe's end that this process holds
 };
 
-// path = scripts/follow.py or share/train_gpt/follow.py in the program's folder or one of three above; false: in none.
+// path = scripts/follow.py or share/train_gpt/follow.py, in the program's folder or three above. Returns whether found.
 static bool follower_find(char path[PATH_MAX]) {
     enum { ABOVE = 4 };
     static const char *const places[] = {"scripts/follow.py", "share/train_gpt/follow.py"};
@@ -37,7 +37,7 @@ static bool follower_find(char path[PATH_MAX]) {
     return false;
 }
 
-// Starts python3, its argv `arguments`, its stdin `in`, in a session that Ctrl-C does not reach. Returns 0, or errno.
+// Starts python3 with argv `arguments` and stdin `in`, in a session that Ctrl-C doesn't reach. Returns 0, or an errno.
 static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -55,8 +55,8 @@ static int follower_spawn(pid_t *pid, const char *const arguments[], int in) {
     return error;
 }
 
-// Starts the follower on rank 0 where an option asks for it, as *f, for follower_end; a warning says why it could not
-// start. log.jsonl and config.json are in --out. is_new: trackers begin new runs, else follow.json's go on.
+// Starts the follower on rank 0 if an option asks for trackers, or warns why it can't. follower_end ends *f. log.jsonl
+// and config.json must be in --out. is_new: trackers begin new runs, else they go on with the runs in follow.json.
 static void follower_start(struct follower *f, const struct config *c, bool is_new) {
     const struct tracker_options *t = &c->trackers;
     char path[PATH_MAX], port[16];
@@ -102,7 +102,7 @@ static void follower_start(struct follower *f, const struct config *c, bool is_n
     }
 }
 
-// Tells the follower, if there is one, that the run has ended; waits a minute at most until it has sent the log.
+// Tells the follower, if there is one, that the run has ended, and waits up to a minute until it has sent the log.
 static void follower_end(struct follower *f) {
     enum { WAIT_MS = 60000, EVERY_MS = 20 };
     if (f->pid == 0)

@@ -1,7 +1,7 @@
-// Delayed scales of FP8 in a checkpoint: tensors of optimizer.safetensors, F32. fp8.scale, 0 where a history is empty,
-// and fp8.amax_history are of linear layers: (layers, enum linear, enum fp8_operand). fp8.attention_scale and
-// fp8.attention_amax_history are of attention: (the first of enum fp8_attention_tensor, or dS where only dS's scale is
-// delayed; layers). The histories' last dimension is the steps, the newest first.
+// FP8's delayed scales in a checkpoint: F32 tensors of optimizer.safetensors. Linear layers have fp8.scale, which is 0
+// where a history is empty, and fp8.amax_history: (layers, enum linear, enum fp8_operand). Attention has
+// fp8.attention_scale and fp8.attention_amax_history: (the first of enum fp8_attention_tensor, layers), or (1, layers)
+// where only dS's scale is delayed. Histories have the steps as their last dimension, newest first.
 #pragma once
 #include "formats/safetensors.h"        // struct safetensors_tensor
 #include "model/fp8.cuh"                // struct fp8_state
@@ -14,6 +14,7 @@ enum fp8_tensor {
     FP8_TENSOR_ATTENTION_HISTORY,
     FP8_TENSORS
 };
+// Whether a tensor is attention's. The tensors are the checkpoint's: scales and histories, in F32.
 static bool fp8_tensor_is_attention(enum fp8_tensor t) { return t >= FP8_TENSOR_ATTENTION_SCALE; }
 static bool fp8_tensor_is_history(enum fp8_tensor t) {
     return t == FP8_TENSOR_HISTORY || t == FP8_TENSOR_ATTENTION_HISTORY;
@@ -23,19 +24,19 @@ static bool fp8_tensor_is_history(enum fp8_tensor t) {
 static int64_t fp8_delayed_linears(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? f->num_layers * FP8_KINDS : 0;
 }
-// The number of values of a tensor; 0: this run has no such tensor.
+// The number of values in a tensor; 0 where this run has no such tensor.
 static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     const int64_t linears = fp8_delayed_linears(f);
     return (fp8_tensor_is_attention(t) ? delayed.count - linears : linears) *
            (fp8_tensor_is_history(t) ? delayed.delay.length : 1);
 }
-// Returns the index of a tensor's first value in fp8_state_download's array.
+// Returns where a tensor begins in the array of fp8_state_download: the index of its first value.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return (fp8_tensor_is_history(t) ? fp8_delayed_scales(f).count : 0) +
            (fp8_tensor_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
 }
-// Returns a tensor's name, type and shape in the file, and `id`, which is the caller's.
+// Returns a tensor's name, type and shape in the file. `id` is copied for the caller's use.
 static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
     static const char *const names[FP8_TENSORS] = {"fp8.scale", "fp8.amax_history", "fp8.attention_scale",
                                                    "fp8.attention_amax_history"};
@@ -60,7 +61,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     return entry;
 }
 
-// values (fp8_tensor_values) = tensor t of file `name`; refuses negative or non-finite ones. Returns NULL, or an error.
+// Reads tensor t of file `name` into values (fp8_tensor_values). Returns NULL, or what is wrong, also negative values.
 static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enum fp8_tensor t,
                                    const struct safetensors *file, const char *name, struct error_text *error) {
     const struct safetensors_tensor wanted = fp8_tensor_entry(f, t, 0), *tensor;
@@ -76,8 +77,8 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Whether an open file has the scales or the history of linear layers (first: FP8_TENSOR_SCALE) or of attention
-// (FP8_TENSOR_ATTENTION_SCALE); attention's count only for as many tensors as this run's.
+// Whether a file has the scales or the history of linear layers (first: FP8_TENSOR_SCALE) or of attention (first:
+// FP8_TENSOR_ATTENTION_SCALE). Attention's must be of as many tensors as this run's.
 static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const struct safetensors *file) {
     for (int t = (int)first; t < (int)first + 2; t++) {
         const struct safetensors_tensor wanted = fp8_tensor_entry(f, (enum fp8_tensor)t, 0);
@@ -87,9 +88,9 @@ static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const
     }
     return false;
 }
-// Loads linear layers' and attention's parts of the state from an open optimizer.safetensors, called `name` in
-// messages, and zeroes a part that it lacks; where it lacks both, nothing changes. *found: it has all; false where this
-// run delays none. Waits for the device. Returns NULL, or what is wrong: also scales without a history.
+// Loads the state of linear layers and of attention from an open optimizer.safetensors, called `name` in messages.
+// Zeroes the part that the file lacks, but changes nothing if it lacks both. *found: it has all; false if this run
+// delays no scales. Waits for the device. Returns NULL, or what is wrong: also scales without a history.
 static const char *fp8_load(struct fp8_state *f, bool *found, const struct safetensors *file, const char *name,
                             struct device *dev, struct error_text *error) {
     const int64_t floats = fp8_state_floats(f);
@@ -115,8 +116,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Zeroes all delayed scales, if there are any, which other options made (fp8_scales_hold). The next step casts by its
-// own amaxes; after it scales follow from the histories, which stay. Waits for the device.
+// Zeroes all delayed scales, which other options made (fp8_scales_hold). The next step then casts by its own amaxes;
+// later scales follow from the histories, which stay. Does nothing without delayed scales. Waits for the device.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_delayed_scales(f).count;
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

@@ -7,7 +7,7 @@
 static_assert((int)FP8_OPERANDS == (int)LOG_FP8_OPERANDS, "struct log_fp8 has an element for each operand");
 
 enum { FP8_TEXT = 512 };
-// Writes the recipe to text and, where scales are delayed, what they follow from.
+// Writes the recipe in words to text and, if scales are delayed, from what amaxes they follow.
 static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
     char name[OPTION_NAME], margin[64] = "";
     option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8.fp8_recipe, name);
@@ -32,7 +32,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Returns in words what of attention is in FP8, and that norms, embedding and head are not: in `text`, or a constant.
+// Returns what of attention is in FP8, and that norms, embedding and head are not, as a constant or in `text`.
 static const char *fp8_describe_attention(char text[FP8_TEXT], const struct config *c) {
     switch (config_attention_in_fp8(c)) {
     case FP8_ATTENTION_NONE: return "attention, norms, embedding and head in bf16";
@@ -46,7 +46,7 @@ static const char *fp8_describe_attention(char text[FP8_TEXT], const struct conf
     }
     __builtin_unreachable();
 }
-// Returns which of attention's passes are in FP8 where layers are, in words such as "FP8 forward"; NULL: none.
+// Returns in words which passes of attention are in FP8, such as "FP8 forward", or NULL where none is.
 static const char *fp8_attention_passes(const struct config *c) {
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -57,7 +57,7 @@ static const char *fp8_attention_passes(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// Returns in words what --fp8-format quantizes, and how, or that this run uses no FP8: in `text`, or a constant.
+// Returns what --fp8-format quantizes, and how, or that this run uses no FP8, as a constant or in `text`.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], attention[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
@@ -84,12 +84,13 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     }
     return 0;
 }
-// Whether attention writes this operand in FP8 itself, in place of a cast that counts.
+// Whether no cast counts this operand's values, because attention writes it in FP8 itself.
 static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
 }
-// Sets shares[]: linear layers' names, and shares of a step's values that casts saturated or flushed to 0; NaN: no cast
-// counts them. counts: (FP8_KINDS, FP8_COUNTS), ranks `width` doubles apart. micro_steps: a rank's; M: tokens of each.
+// Sets each linear layer's name, and the shares of a step's values that casts saturated or flushed to 0; NaN where no
+// cast counts them. counts: (FP8_KINDS, FP8_COUNTS) of each rank, `width` doubles apart. micro_steps: of one rank. M:
+// the tokens of a micro-step.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
@@ -111,8 +112,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
 }
 
 enum { FP8_TENSOR_TEXT = 80 };
-// Whether a rank reports a delayed scale's amax as infinite or NaN; writes the first such scale's tensor in words
-// ("largest input of qkv of layer 0, in FP8") and *value. amaxes: the first rank's, ranks `width` doubles apart.
+// Whether an amax of a delayed scale is infinite or NaN on some rank; then sets *value, and text to its tensor, in
+// words ("largest input of qkv of layer 0, in FP8"). amaxes: the first rank's; ranks are `width` doubles apart.
 static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};

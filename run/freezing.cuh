@@ -5,7 +5,7 @@
 #include "run/tensor_names.cuh" // huggingface_tensors_of
 #include <fnmatch.h>            // fnmatch
 
-// Whether a comma-separated shell pattern matches; sets used[i] if pattern i does. One over 255 bytes ends the program.
+// Whether any comma-separated shell pattern matches. Sets used[i] if pattern i does. Too long a one ends the program.
 static bool freezing_matches(const char *patterns, const char *name, bool *used) {
     bool matches = false;
     int i = 0;
@@ -32,7 +32,7 @@ static void freezing_check_used(const char *patterns, const bool *used, const ch
     }
 }
 
-// Returns the bias of a weight; PARAM_COUNT: it has none.
+// Returns the bias that belongs to a weight, or PARAM_COUNT if there is none.
 static enum parameter freezing_bias(enum parameter weight) {
     const struct norm_weights norms[] = {ATTENTION_BRANCH.before_weights, MLP_BRANCH.before_weights,
                                          ATTENTION_BRANCH.after_weights, MLP_BRANCH.after_weights, NORM_FINAL};
@@ -47,8 +47,8 @@ static enum parameter freezing_bias(enum parameter weight) {
     return PARAM_COUNT;
 }
 
-// Sets in frozen (L + 1, PARAM_COUNT; last row: of no layer), all false, tensors of Hugging Face names that --freeze
-// matches, and their biases. Ends the program if a pattern matches none, or part of a parameter, or all is frozen.
+// Marks in frozen (L + 1, PARAM_COUNT; last row: outside layers) the tensors that --freeze matches by Hugging Face
+// names, and their biases. Ends the program if a pattern matches nothing, or part of a parameter, or all is frozen.
 static void freezing_by_names(bool *frozen, const struct config *c, const struct model_shape *s) {
     struct parameters table = parameters_create(s, 1, NULL);
     struct huggingface_tensors names = huggingface_tensors_of(&table, s, architecture_of(c), config_rotary_dims(c));
@@ -91,7 +91,7 @@ static void freezing_by_names(bool *frozen, const struct config *c, const struct
     parameters_free(&table);
 }
 
-// Returns what is frozen (L + 1, PARAM_COUNT; row L: no layer) for free(); NULL: none. A bad --freeze ends the program.
+// Returns what is frozen (L + 1, PARAM_COUNT; row L: no layer), for free(), or NULL. A bad --freeze ends the program.
 static bool *freezing_of(const struct config *c, const struct model_shape *s) {
     if (!config_freezes(c))
         return NULL;

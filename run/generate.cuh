@@ -6,7 +6,7 @@
 #include "run/text_files.cuh"    // find_text_file
 #include "runtime/machine/say.h" // say_warning
 
-// Allocates the samples of a training run, whose prompt is one token, and opens r's sampler; close_run frees both.
+// Allocates the samples of a training run, each with a prompt of one token, and opens r->sampler. close_run frees them.
 static void open_samples(struct run *r) {
     const struct config *c = r->config;
     r->samples = (int32_t *)calloc((size_t)c->evaluation.sample_count * ((size_t)c->evaluation.sample_tokens + 1),
@@ -19,6 +19,7 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
+// Writes the text of each sample into json under its number, from 1. context: the struct run.
 static void log_samples(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     const int n = r->config->evaluation.sample_tokens + 1;
@@ -36,8 +37,8 @@ static void log_samples(struct json *json, const void *context) {
     }
 }
 
-// Generates, prints and logs the samples of a training run, after `step` steps; nothing where a signal stops them, in a
-// run of one rank only. open_samples was called, and no later update is enqueued. Every rank calls this.
+// Generates, prints and logs the samples of a training run after `step` steps. Does nothing if a signal to stop comes,
+// in a run of one rank. Needs open_samples; call this before the next update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
@@ -58,8 +59,8 @@ static void generate_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens r->tokenizer, with which --OPTION encodes texts, from find_text_file's tokenizer.json, else, where the model
-// has 256 or 257 tokens, of bytes; close_run frees it. Ends the program where neither is there or the file is bad.
+// Opens r->tokenizer, by which --OPTION encodes texts, from tokenizer.json. Without that file, a model of 256 or 257
+// tokens gets a tokenizer of bytes. Ends the program where neither works. close_run frees the tokenizer.
 static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -77,8 +78,8 @@ static void open_tokenizer(struct run *r, const char *option) {
         fail("--%s: %s", option, problem);
 }
 
-// Encodes a prompt of `bytes` bytes, with the tokens of the tokenizer's template. *ids: its tokens, for free(). Returns
-// their number; an empty prompt becomes the end of text, or token 0. Ends the program where the model lacks a token.
+// Encodes a prompt (bytes long) with the tokens of the tokenizer's template. Returns the number of tokens in *ids, for
+// free(). An empty prompt becomes the end of text, or token 0. Ends the program where the model lacks a token.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
     const int end = r->vocabulary.end_of_text, V = r->config->model.vocab_size;
     int64_t count;
@@ -102,8 +103,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// Fits c's --sample-tokens, unless the user gave it, to the positions that a prompt of `longest` tokens leaves. Too
-// many tokens end the program where positions are learned; else a warning says that training had fewer positions.
+// Reduces --sample-tokens, unless it is given, to the positions that the longest prompt, of `longest` tokens, leaves.
+// If the tokens still don't fit, ends the program where the model learns its positions; else only warns.
 static void fit_sample_tokens(struct config *c, int longest) {
     const int positions = c->model.max_position_embeddings, left = positions - longest;
     if (c->evaluation.sample_tokens <= left)
@@ -122,8 +123,8 @@ static void fit_sample_tokens(struct config *c, int longest) {
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes --generate's prompts by r's tokenizer and vocabulary, --sample-count times, as new r->samples, of lengths
-// r->prompt_tokens. In *c sets prompt_tokens (longest), --sample-tokens = --seq-length (longest + new), micro-batch 1.
+// Encodes --generate's prompts, --sample-count times each, as r->samples and r->prompt_tokens. In *c sets prompt_tokens
+// to the longest prompt's, --sample-tokens and --seq-length to these and the new tokens, and the micro-batch size to 1.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;
@@ -157,8 +158,8 @@ static void read_prompts(struct run *r, struct config *c) {
     c->training.micro_batch_size = 1;
 }
 
-// Prints each prompt of read_prompts and at most new_tokens generated tokens, to the end of text; nothing if a signal
-// stops a run of one rank. Opens r's sampler; the model is loaded. Returns the exit status. Every rank calls this.
+// Prints read_prompts' prompts and up to new_tokens tokens after each; nothing if a signal stops a run of one rank. The
+// model is loaded. Opens r->sampler. Returns the exit status. Every rank calls this.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;

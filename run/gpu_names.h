@@ -1,5 +1,5 @@
-// The table of GPUs (kernels/gpu_peak.cuh) by names that people write: "4090", "a100-80". A name is split into words of
-// letters or of digits. A row is meant where its name and its further words together have all words of the text.
+// Finds GPUs in the table of kernels/gpu_peak.cuh by names as people write them: "4090", "a100-80". Texts are split
+// into words of letters or of digits. A text means a row whose name and further words have all words of the text.
 #pragma once
 #include "config/planned_gpus.h"      // planned_gpus
 #include "kernels/gpu_peak.cuh"       // gpu_peaks
@@ -22,7 +22,7 @@ static bool gpu_word_is_brand(const char *word) {
             return true;
     return false;
 }
-// Adds a text's runs of letters and of digits as words, in lower case, without brands; too_many: not all had room.
+// Adds the words of a text, in lower case, without brands. Sets too_many if a word is too long or has no room.
 static void gpu_words_add(struct gpu_words *words, const char *text) {
     for (const char *at = text; *at;) {
         const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);
@@ -59,7 +59,7 @@ static bool gpu_words_have(const struct gpu_words *words, const struct gpu_words
     return true;
 }
 
-// Returns the row after `gpu`, a row of the table, where that is the same GPU with more memory; NULL: there is none.
+// Returns the table's row of the same GPU with more memory, which follows `gpu`, or NULL.
 static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
     const struct gpu_peak *const next = gpu + 1;
     return next < gpu_peaks + GPU_PEAKS && strcmp(next->name, gpu->name) == 0 ? next : NULL;
@@ -67,14 +67,14 @@ static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
 static bool gpu_has_editions(const struct gpu_peak *gpu) {
     return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
 }
-// text = a row's name for messages, with the memory where editions differ by it; gpu_asked takes it. Returns text.
+// Writes a row's name for messages to text, with the memory if editions differ in it. gpu_asked takes it. Returns text.
 static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
     snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
              gpu_has_editions(gpu) ? gpu->words : "");
     return text;
 }
 
-// found = rows, in order, that a text without a count may mean; only the first named whole, if any. Returns how many.
+// found = the rows that a text (no count) may mean, in order, or only the first that it names whole. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;
@@ -106,7 +106,7 @@ static bool gpu_rows_are_alike(const struct gpu_peak *const *rows, int count) {
     return true;
 }
 
-// Returns text = a rate in TFLOP/s or, for 0, "-", which is not in text.
+// Returns a rate in TFLOP/s, in text, or "-" for 0.
 static const char *gpu_rate(char text[GPU_NAME_MAX], double tflops) {
     snprintf(text, GPU_NAME_MAX, "%.4g", tflops);
     return tflops > 0 ? text : "-";
@@ -125,8 +125,8 @@ static void gpu_names_print(void) {
         stdout);
 }
 
-// Returns the row that the text of --plan-gpu ("2x 4090") names, of alike rows the row with the slowest memory; NULL:
-// the text is empty. Ends the program where it names no known GPU, several that differ, or a GPU without bf16.
+// Returns the row that the text of --plan-gpu ("2x 4090") names, or NULL if the text is empty. Of several alike rows,
+// takes the row with the slowest memory. Ends the program for an unknown GPU, GPUs that differ, or a GPU without bf16.
 static const struct gpu_peak *gpu_asked(const char *text) {
     const struct gpu_peak *found[GPU_PEAKS] = {NULL};
     char name[GPU_NAME_MAX], list[1024] = "";

@@ -7,7 +7,7 @@
 
 enum { LIBRARY_VERSION = 64, LIBRARY_VARIANT = 96 };
 
-// Prints a library's row. running: the version that is loaded; NULL: the library does not tell it.
+// Prints a library's row. running: the version that is loaded, or NULL where the library does not tell it.
 static void library_row(const char *name, const char *compiled, const char *running) {
     if (!running || strcmp(compiled, running) == 0)
         log_row(name, "%s", compiled);

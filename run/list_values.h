@@ -22,7 +22,7 @@ static void presets_print(void) {
                preset_setting_or_empty(&presets[i], "seq-length"));
 }
 
-// Prints on stdout all values of --preset or --plan-gpu, by `row`; false, and nothing printed: it is another option.
+// Prints on stdout all values of the option of `row`, --preset or --plan-gpu. Returns false for other options.
 static bool list_values(const struct option_row *row) {
     const int at = (int)(row - config_rows);
     if (at == CONFIG_ROW(model.preset))

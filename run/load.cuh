@@ -1,6 +1,6 @@
-// Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is
-// also such a folder), or an llm.c .bin. Parameters pass through the host in fp32, a chunk at a time: bf16 and fp16 are
-// exact in fp32, so that the model gets the saved bits. Moments are converted only to another stored format.
+// Loads parameters and optimizer state into the model: from a Hugging Face folder, from a checkpoint of our own, which
+// is also such a folder, or from llm.c's .bin. Parameters pass through the host in fp32, in chunks. bf16 and fp16 are
+// exact in fp32, so the model gets the saved bits. Moments are converted only where the run stores another format.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "config/layers.h"           // config_rotary_dims
@@ -22,7 +22,7 @@ static const int64_t LOAD_CHUNK = 1 << 20; // elements
 
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
 
-// Whether a file's tensor is to be ignored: masks of GPT-2 and GPT-NeoX, rotary tables, a `tied` model's head.
+// Whether to ignore a file's tensor: a mask of GPT-2 or GPT-NeoX, a rotary table, or the head of a `tied` model.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
                                           ".attention.masked_bias"};
@@ -59,7 +59,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 
 // ---- Into the model ----
 
-// Sets what this rank holds of t's elements [first, first + n), by gpt_set_parameters; waits. rounded: (2 LOAD_CHUNK).
+// Sets this rank's part of t's elements [first, first + n) to values (n), and waits. rounded: scratch (2 LOAD_CHUNK).
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -77,7 +77,7 @@ struct model_loader {
     int64_t room; // capacity of raw and values, in elements
 };
 
-// Makes room in loader->raw, of 8 bytes an element, and ->values, losing their content. Returns NULL, or an error.
+// Makes room for elements in loader->raw, 8 bytes each, and ->values. Their content is lost. Returns NULL, or an error.
 static const char *model_loader_reserve(struct model_loader *loader, int64_t elements, struct error_text *error) {
     if (elements <= loader->room)
         return NULL;
@@ -88,7 +88,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
     loader->room = loader->raw && loader->values ? elements : 0;
     return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
 }
-// Creates a loader with room for LOAD_CHUNK; model_loader_free frees it, after an error too. Returns NULL, or an error.
+// Creates a loader with room for LOAD_CHUNK. Returns NULL, or an error; model_loader_free is needed after errors, too.
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
@@ -101,8 +101,8 @@ static void model_loader_free(struct model_loader *loader) {
     host_free(loader->rounded);
 }
 
-// loader->values, grown, = n elements of a file's tensor from `first` on. Refuses types that are not floating-point,
-// and, unless --check-weights is off, values that are not finite. Returns NULL, or what is wrong.
+// Reads n elements of a file's tensor, from `first` on, into loader->values, which grows. Refuses types that aren't
+// floating-point and, unless --check-weights is off, values that aren't finite. Returns NULL, or what is wrong.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
@@ -117,8 +117,8 @@ static const char *model_read(struct model_loader *loader, const struct safetens
                : NULL;
 }
 
-// Loads what this rank holds of a tensor whose elements have other places in our parameter (huggingface_is_rearranged),
-// by way of host memory for the whole parameter. t->ours is not NULL. Returns NULL, or what is wrong.
+// Loads this rank's part of a tensor whose elements lie elsewhere than in our parameter (huggingface_is_rearranged).
+// Needs host memory for the whole parameter. t->ours is not NULL. Returns NULL, or what is wrong.
 static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
                                     const struct safetensors *file, const char *file_name,
                                     const struct safetensors_tensor *tensor, struct error_text *error) {
@@ -141,8 +141,8 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
     return problem;
 }
 
-// Loads what this rank holds of a parameter, t->ours, not NULL, from the folder's tensor of the name and the shape of
-// `t`. Returns NULL, or what is wrong: also that there is none. Waits for the device.
+// Loads this rank's part of the parameter t->ours, not NULL, from the folder's tensor of t's name and shape. Waits for
+// the device. Returns NULL, or what is wrong, also where there is no such tensor.
 static const char *model_load_tensor(struct model_loader *loader, const struct model_folder *folder,
                                      const struct huggingface_tensor *t, struct error_text *error) {
     int f;
@@ -165,8 +165,8 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     return NULL;
 }
 
-// Refuses a folder of a tied model that has an output layer's weight with other values than the embedding, tensor
-// `wte`: one of the two would be lost. Returns NULL, or what is wrong. Overwrites loader->values.
+// Refuses a tied model's folder in which the output layer's weight has other values than the embedding, `wte`: one of
+// the two would be lost. Overwrites loader->values. Returns NULL, or what is wrong.
 static const char *model_check_tied_head(struct model_loader *loader, const struct model_folder *folder,
                                          const struct huggingface_tensor *wte, struct error_text *error) {
     int at[2];
@@ -206,7 +206,7 @@ static const char *model_folder_architecture(enum architecture *a, const char *p
     huggingface_free(&h);
     return NULL;
 }
-// Loads what this rank holds of `tensors`; refuses other tensors and a differing tied head. Returns NULL, or an error.
+// Loads this rank's part of `tensors`. Refuses other tensors, and a tied head that differs. Returns NULL, or an error.
 static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
                                       const struct huggingface_tensors *tensors, struct error_text *error) {
     const bool tied = loader->m->shape.tied;
@@ -220,8 +220,8 @@ static const char *model_load_tensors(struct model_loader *loader, const struct 
     }
     return NULL;
 }
-// Loads what this rank holds of the parameters from a folder, whose config.json says of which architecture it is.
-// *exact: all tensors of its files are fp32. Waits for the device. Returns NULL, or what is wrong.
+// Loads this rank's part of the parameters from a folder, whose config.json names the architecture. *exact: whether all
+// tensors in its files are fp32. Waits for the device. Returns NULL, or what is wrong.
 static const char *model_load_folder(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
@@ -252,8 +252,8 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// Sets what this rank holds of a trained tensor to a file's fp32 values of STATE_MASTER or STATE_AVERAGES: parameters
-// rounded, master weights and moving averages exactly, where the run has them. Returns NULL, or what is wrong.
+// Loads this rank's part of a trained tensor from a file's fp32 STATE_MASTER or STATE_AVERAGES: rounded into
+// parameters, exactly into master weights and moving averages, where the run has them. Returns NULL, or what is wrong.
 static const char *model_load_exact(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                                     enum optimizer_state id, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
@@ -279,7 +279,7 @@ struct stored_tensor {
     const struct safetensors_tensor *values, *scales; // scales NULL: the format has none
     enum state_format format;
 };
-// Sets values, scales and format of *s by state `id` of t in s->file. Returns NULL, or an error: also where none is.
+// Finds state `id` of t in s->file: sets s->values, ->scales and ->format. Returns NULL, or an error, also if missing.
 static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
                                       struct error_text *error) {
     char name[STATE_NAME];
@@ -298,12 +298,12 @@ static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_st
                             safetensors_dtype_name(s->scales->dtype));
     return NULL;
 }
-// The memory of a chunk of a state: a file's bytes, its scales, the blocks as the file and as the run stores them.
+// Memory for a chunk of a state: a file's bytes and scales, and the blocks as the file and as the run stores them.
 struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = blocks of s->format of n <= LOAD_CHUNK elements; `first` begins a block. Returns NULL, or an error.
+// room->from = n <= LOAD_CHUNK elements in blocks of s->format; `first` begins a block. Returns NULL, or an error.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -319,8 +319,8 @@ static const char *stored_tensor_read(struct state_room *room, const struct stor
     state_from_file(room->from, room->bytes, room->scales, s->format, n);
     return NULL;
 }
-// Loads what this rank holds of a moment of a parameter, converted to the format that the run stores it in, as
-// *conversions then says; does nothing where the run has no such moment. Returns NULL, or what is wrong.
+// Loads this rank's part of a parameter's moment, converted to the format that the run stores, which is noted in
+// *conversions. Does nothing if the run has no such moment. Returns NULL, or what is wrong.
 static const char *model_load_moment(struct gpt *m, struct state_room *room, const struct safetensors *file,
                                      const char *file_name, enum optimizer_state id, const struct tensor *t,
                                      struct conversions *conversions, struct error_text *error) {
@@ -348,7 +348,7 @@ static const char *model_load_moment(struct gpt *m, struct state_room *room, con
     }
     return NULL;
 }
-// Whether model_load_states loads state `id`, if the run has it: not masters, nor averages that the file lacks.
+// Whether model_load_states loads state `id`: not master weights, nor averages that the file lacks.
 static bool state_comes_from_file(const struct gpt *m, const struct safetensors *file, enum optimizer_state id) {
     char name[STATE_NAME];
     switch (optimizer_state_rows[id].start) {
@@ -360,8 +360,8 @@ static bool state_comes_from_file(const struct gpt *m, const struct safetensors 
     }
     return false;
 }
-// Loads what this rank holds of all states that state_comes_from_file names, and notes in *conversions, zeroed before,
-// which were converted. Returns NULL, or what is wrong.
+// Loads this rank's part of all states for which state_comes_from_file. Notes in *conversions, which is zeroed before,
+// which of them were converted. Returns NULL, or what is wrong.
 static const char *model_load_states(struct gpt *m, const struct safetensors *file, const char *file_name,
                                      struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -380,8 +380,8 @@ static const char *model_load_states(struct gpt *m, const struct safetensors *fi
     return problem;
 }
 
-// Loads the master weights, unless this run has none or model.safetensors has them exactly (model_is_exact).
-// *converted: the conversion in words, if only run or only file has them; NULL: none. Returns NULL, or what is wrong.
+// Loads the master weights, unless this run has none or the model's own files have them exactly (model_is_exact). If
+// only the run or only the file has them, *converted = that conversion in words, else NULL. Returns NULL, or an error.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -404,7 +404,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
-// Says in one line what was converted, on rank 0. masters: as model_load_all_masters sets *converted; NULL: none.
+// Says in one line, on rank 0, what was converted. masters: the words of model_load_all_masters, or NULL.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
                                const char *masters) {
     bool any = masters != NULL;
@@ -424,8 +424,8 @@ static void report_conversions(const struct gpt *m, const char *folder, const st
     printf("\n");
 }
 
-// Loads what this rank holds of a checkpoint's optimizer state and FP8's, and prints what was converted, and which of
-// averages and FP8's histories are missing. model_is_exact: *exact of model_load_folder. Returns NULL, or an error.
+// Loads this rank's part of a checkpoint's optimizer state, and FP8's. Prints what was converted, and whether averages
+// or FP8's histories are missing. model_is_exact: *exact of model_load_folder. Returns NULL, or an error.
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];
@@ -454,7 +454,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Loads a checkpoint's averages as this rank's parameters, masters, averages. Returns NULL, or an error: also if none.
+// Loads a checkpoint's averages as parameters, masters and averages. Returns NULL, or an error, also if it has none.
 static const char *model_load_averages(struct gpt *m, const char *folder, struct error_text *error) {
     char path[PATH_MAX], name[STATE_NAME];
     struct safetensors file;
@@ -478,7 +478,7 @@ static const char *model_load_averages(struct gpt *m, const char *folder, struct
     return problem;
 }
 
-// Loads what this rank holds of a checkpoint, not of adapters: parameters, optimizer, FP8. Returns NULL, or an error.
+// Loads this rank's part of a checkpoint, not one of adapters: parameters, optimizer, FP8. Returns NULL, or an error.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));
@@ -487,14 +487,14 @@ static const char *model_load_checkpoint(struct gpt *m, const char *folder, stru
 
 // ---- llm.c ----
 
-// The tensors of an llm.c checkpoint in the order of the file; each is stored for all layers before the next.
+// llm.c's tensors in the order of the file, where each has all of its layers before the next tensor begins.
 static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARAM_LN1_W,     PARAM_LN1_B,
                                             PARAM_QKV_W,    PARAM_QKV_B,    PARAM_ATTPROJ_W, PARAM_ATTPROJ_B,
                                             PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
                                             PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
-// Loads a tensor that begins at byte *at of the file and has stored_rows rows there, of which the model takes its
-// visible ones. Moves *at past the tensor. bf16: the type of the file; else fp32. Returns NULL, or what is wrong.
+// Loads a tensor at byte *at of the file, and moves *at past it. The file has stored_rows rows; the model takes its
+// visible ones. bf16: the file's type, else fp32. Returns NULL, or what is wrong.
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
                                           const struct tensor *t, int64_t stored_rows, bool bf16,
                                           struct error_text *error) {

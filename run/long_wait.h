@@ -1,4 +1,4 @@
-// A watch over waits that should be short: a thread says so where one takes long.
+// Watches waits that should be short: a thread says where one takes long.
 #pragma once
 #include "runtime/machine/signals.h" // signals_start_thread
 #include <math.h>                    // floor
@@ -17,13 +17,13 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
-// Whether the wait at hand has lasted as long as it may. The caller holds watch->mutex, and watch->waits is true.
+// Whether the present wait has lasted too long. The caller holds watch->mutex, and watch->waits is true.
 static bool long_wait_is_over(const struct long_wait *watch) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
 }
-// Calls say_it once in each wait that lasts too long, until long_wait_close; a thread's function. argument: the watch.
+// Calls say_it once in each wait that lasts too long, until long_wait_close. This is the thread; argument: the watch.
 static void *long_wait_main(void *argument) {
     struct long_wait *const watch = (struct long_wait *)argument;
     pthread_mutex_lock(&watch->mutex);
@@ -41,8 +41,8 @@ static void *long_wait_main(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Returns a new watch, for long_wait_close. NULL: no memory or no thread; all functions take NULL, and watch nothing.
-// say_it: called with `seconds` once in each longer wait, by the watch's thread; may call none of these functions.
+// Returns a new watch, for long_wait_close. Its thread calls say_it once in each wait of more than `seconds`; say_it
+// may call none of these functions. NULL: no memory or thread; all functions take NULL, and watch nothing.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
@@ -93,6 +93,6 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_cond_signal(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
 }
-// Begins a wait, for long_wait_end; drops a wait that is watched already. One thread begins and ends all waits.
+// Begins a wait, which long_wait_end ends, in the place of any other. One thread begins and ends all waits.
 static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
 static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }

@@ -1,7 +1,7 @@
-// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face. Files
-// are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory. A sum is in
-// fp32 and is rounded once, to nearest, to the base tensor's type. The adapters' rows are in the order of the weight's,
-// and GPT-2's weights are transposed where adapters are not. A folder without config.json, the last, is unfinished.
+// --lora-merge: writes the base model with its adapters added to the weights, W + s B A, as a Hugging Face folder.
+// Works from file to file, some rows of a tensor at a time, and so needs little memory. A sum is made in fp32 and
+// rounded once, to nearest, to the base tensor's type. The adapters' rows are in the weight's order; GPT-2's weights
+// are transposed, adapters never are. The last file is config.json: a folder without it is unfinished.
 #pragma once
 #include "config/finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture
@@ -31,7 +31,7 @@ struct merge {
 
 // ---- rounding ----
 
-// Rounds a number to the nearest bf16, of two the even one, and returns the bits. A NaN stays a NaN.
+// Rounds a number to the nearest bf16, ties to even, and returns the bits. A NaN stays a NaN.
 static inline uint16_t merge_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -39,7 +39,7 @@ static inline uint16_t merge_bf16(float value) {
         return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-// Rounds a number to the nearest IEEE half, of two the even one, and returns the bits. From 65520 on it is infinity.
+// Rounds a number to the nearest IEEE half, ties to even, and returns the bits. From 65520 on it is infinity.
 static inline uint16_t merge_f16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -54,7 +54,7 @@ static inline uint16_t merge_f16(float value) {
     const uint32_t kept = (bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1);
     return (uint16_t)(sign | (uint16_t)((kept >> 13) - (112 << 10)));
 }
-// raw = n values, rounded to a type of a file: F32, BF16 or F16; false, and raw is not set, for another type.
+// Writes n values, rounded to a file's type, to raw. Returns false, with raw not set, unless that is F32, BF16 or F16.
 static inline bool merge_round(unsigned char *raw, const float *values, enum safetensors_dtype dtype, uint64_t n) {
     uint16_t *const halves = (uint16_t *)raw;
     if (dtype == SAFETENSORS_F32)
@@ -81,8 +81,8 @@ static inline void merge_pair_free(struct merge_pair *pair) {
     free(pair->right);
     memset(pair, 0, sizeof *pair);
 }
-// *out = the fp32 values of tensor t of the adapters, which must be (rows, cols); `transposed`: *out is (cols, rows).
-// The caller frees *out, NULL before, after an error too. Returns NULL, or what is wrong.
+// Reads tensor t of the adapters, which must be (rows, cols), as fp32 into a new *out, or (cols, rows) if `transposed`.
+// The caller frees *out, which is NULL before, after an error, too. Returns NULL, or what is wrong.
 static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
                                      uint64_t cols, bool transposed, struct error_text *error) {
     const struct safetensors *file = &m->adapters.files[0];
@@ -106,7 +106,7 @@ static inline const char *merge_read(struct merge *m, float **out, const struct 
     free(values);
     return problem;
 }
-// Returns a weight's lora_A or lora_B (ending), and marks it in m->used; NULL: none.
+// Returns a weight's lora_A or lora_B (ending), and marks it in m->used, or returns NULL if there is none.
 static inline const struct safetensors_tensor *merge_find(struct merge *m, const char *weight, const char *ending) {
     static const char *const prefixes[] = {"base_model.model.", "base_model.model.transformer."}; // [1]: older GPT-2
     const size_t length = strlen(weight), tail = strlen(".weight");
@@ -125,8 +125,8 @@ static inline const struct safetensors_tensor *merge_find(struct merge *m, const
     }
     return NULL;
 }
-// *pair = the adapter of a tensor of the base; *has: the tensor has one. merge_pair_free frees it, after an error too.
-// base_file: for messages. Returns NULL, or what is wrong.
+// Reads the adapter of a base's tensor into *pair; *has: whether it has one. merge_pair_free frees the pair, after an
+// error, too. base_file: for messages. Returns NULL, or what is wrong.
 static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair, bool *has,
                                         const struct safetensors_tensor *base, const char *base_file,
                                         struct error_text *error) {
@@ -172,7 +172,7 @@ static inline void merge_add(float *values, const struct merge_pair *pair, uint6
 
 // ---- files ----
 
-// Creates the file `name` in the new folder, which lacks it, as m->out, for merge_out_end. Returns NULL, or an error.
+// Creates the new folder's file `name` as m->out, for merge_out_end. Returns NULL, or an error, also if it is there.
 static inline const char *merge_out_begin(struct merge *m, const char *name, struct error_text *error) {
     if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->finetuning.lora_merge, name) >=
         sizeof m->out_path)
@@ -185,7 +185,7 @@ static inline const char *merge_write(struct merge *m, const void *bytes, uint64
                ? NULL
                : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
 }
-// Closes m->out, synced, if it is open. Returns `problem` or, without one, what went wrong here.
+// Closes m->out, if it is open, once it is on disk. Returns `problem` or, without one, what went wrong here.
 static inline const char *merge_out_end(struct merge *m, const char *problem, struct error_text *error) {
     if (!m->out)
         return problem;
@@ -197,7 +197,7 @@ static inline const char *merge_out_end(struct merge *m, const char *problem, st
            : reason ? error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason))
                     : NULL;
 }
-// Copies the base's `name`, if any, to the new folder; refuses links elsewhere, over 1 GiB. Returns NULL, or an error.
+// Copies the base's file `name`, if any, to the new folder. Refuses links to elsewhere. Returns NULL, or an error.
 static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
     enum { MAX_BYTES = 1 << 30 };
     char path[PATH_MAX];
@@ -218,7 +218,7 @@ static inline const char *merge_copy(struct merge *m, const char *name, struct e
     return merge_out_end(m, problem, error);
 }
 
-// Makes room for `elements` in m->raw, of 8 bytes each, and m->values, losing their content, or ends the program.
+// Makes room for elements in m->raw, 8 bytes each, and m->values, or ends the program. Their content is lost.
 static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (elements <= m->room)
         return;
@@ -263,8 +263,8 @@ static inline const char *merge_write_sum(struct merge *m, const struct safetens
     }
     return NULL;
 }
-// Writes to m->out, after the header, the tensors of the base's file f, each with its adapter, if any, added. entries
-// (the file's count): in the new file's order; id: the tensor's index in the base's file. Returns NULL, or an error.
+// Writes the tensors of the base's file f, with adapters added where there are any, to m->out, behind the header.
+// entries: the file's tensors in the new order; id: the index in the base's file. Returns NULL, or an error.
 static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
                                         struct error_text *error) {
     const struct safetensors *file = &m->base.files[f];
@@ -340,7 +340,7 @@ static inline bool merge_is_target(const struct merge *m, const char *weight) {
     }
     return false;
 }
-// Refuses adapters that fit no weight, listed modules without adapters, and zero tensors. Returns NULL, or an error.
+// Refuses adapters that fit no weight, listed modules without adapters, and an empty file. Returns NULL, or an error.
 static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
     for (int f = 0; f < m->base.count; f++)
         for (int i = 0; i < m->base.files[f].count; i++) {
@@ -361,8 +361,8 @@ static inline const char *merge_check_adapters(struct merge *m, struct error_tex
                                 m->config->checkpoints.init_from);
     return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
 }
-// Checks that the adapters fit the base, and writes the whole folder of --lora-merge. Returns NULL, or what went wrong.
-// The caller closes m->base and m->adapters, and frees m's arrays, after an error too.
+// Checks that the adapters fit the base, and writes the folder of --lora-merge. The caller closes m->base and
+// m->adapters, and frees m's arrays, after an error, too. Returns NULL, or what went wrong.
 static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
     struct huggingface_config model;
     RETURN_PROBLEM(start_read_model(&model, m->config->checkpoints.init_from, error));

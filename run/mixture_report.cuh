@@ -8,13 +8,13 @@ enum { MIXTURE_TEXT = 512 };
 // Epochs of a set beyond which its repeated tokens add little: Muennighoff et al. 2023, arXiv 2305.16264.
 static const double EPOCHS_WORTH = 4;
 
-// Returns the epochs of set `part` of r->train by the run's last step, or where the run is, if that is further.
+// Returns how many epochs of set `part` of r->train the run has taken by its last step, or by now, if that is later.
 static double epochs_at_end(const struct run *r, int part) {
     const struct config *c = r->config;
     const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);
     return dataloader_epochs(r->train, part, end > now ? end : now);
 }
-// Prints the sets of the training data, if several, which of them are repeated often, and what --new-data did.
+// Prints the sets of the training data, if there are several, which of them repeat often, and what --new-data did.
 static void report_mixture(const struct run *r) {
     const struct dataloader *train = r->train;
     char tokens[LOG_NUMBER], share[LOG_NUMBER], epochs[LOG_NUMBER];
@@ -42,7 +42,7 @@ static void write_epochs(struct json *json, const void *context) {
     for (int i = 0; i < r->train->mixture.count; i++)
         json_double(json, r->train->mixture.parts[i].name, dataloader_epochs(r->train, i, sample));
 }
-// Logs the epochs of each set, if several, after the last finished step, where that step has a progress line.
+// Logs the epochs of each set, if there are several, after the last finished step, if that has a progress line.
 static void log_epochs(struct run *r) {
     const struct config *c = r->config;
     const int done = r->finished;
@@ -60,7 +60,7 @@ static void report_epochs_trained(struct run *r) {
         log_event(&r->log, "epochs trained: %s", text);
 }
 
-// text = " (web 3.1234, code 2.9876)", the last losses of r->val's sets; "": of one set, or longer than 100 characters.
+// text = the last losses of r->val's sets, as " (web 3.1234, code 2.9876)", or "" for one set or over 100 characters.
 static void val_losses_text(char text[MIXTURE_TEXT], const struct run *r) {
     enum { ROOM = 100 };
     const struct mixture *mixture = &r->val->mixture;
@@ -77,7 +77,7 @@ static void write_val_losses(struct json *json, const void *context) {
     for (int i = 0; i < r->val->mixture.count; i++)
         json_double(json, r->val->mixture.parts[i].name, r->val_losses[i]);
 }
-// Logs the last validation's losses of the sets, where there are several, in log.jsonl.
+// Logs the last validation's losses of the sets in log.jsonl, if there are several.
 static void log_val_losses(struct run *r, int step) {
     if (r->val_losses)
         log_object(&r->log, step, "val_losses", write_val_losses, r);

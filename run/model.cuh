@@ -1,9 +1,9 @@
-// A run's model: planned with the parameters that the run freezes, opened to other ranks, and dry-run once.
+// Makes a run's model: plans it with the parameters that the run freezes, connects it to other ranks, and dry-runs it.
 #pragma once
 #include "gpt.cuh"          // struct gpt
 #include "run/freezing.cuh" // freezing_of
 
-// Creates a model whose plan is recorded and not placed; gpt_destroy frees it. Takes over the policy. *dev must stay.
+// Creates a model whose plan is recorded but not placed; gpt_destroy frees both it and the policy. *dev must stay.
 static struct gpt *gpt_record(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     const struct model_shape shape =
@@ -13,8 +13,8 @@ static struct gpt *gpt_record(const struct config *config, struct recompute_poli
     free(frozen);
     return m;
 }
-// Creates a model with a placed plan, for gpt_allocate; gpt_destroy frees it and `policy`. *dev and the texts of config
-// must stay.
+// Creates a model with a placed plan, for gpt_allocate; gpt_destroy frees the model and `policy`. *dev and the texts of
+// *config must stay until then.
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = gpt_record(config, policy, backend, dev);
@@ -22,7 +22,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     return m;
 }
 
-// Sets the bytes that offloading copies each way in a step of the full batch, by the plan; 0 without training.
+// Sets the bytes that a step of the full batch copies each way for offloading, by the plan; 0 without training.
 static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
     const struct plan *plan = &m->timeline.plan;
     const int *first = m->timeline.region_first, update = first[REGION_UPDATE];
@@ -39,8 +39,8 @@ static void gpt_step_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_D
         bytes[TRANSFER_TO_DEVICE] -= zero_gradients_bytes(&m->zero);
 }
 
-// Calls the matmuls of a training step, and of an evaluation where the run has some, on the allocated memory; nothing
-// else runs (model/timeline.cuh). For a matmul library that lists its calls, before the first step.
+// Calls only the matmuls of a training step, and of an evaluation if the run has any, in the allocated memory, so that
+// a matmul library can list them (model/timeline.cuh). Call this before the first step.
 static void gpt_dry_run(struct gpt *m) {
     const uint64_t micro_step = m->steps.micro_step;
     timeline_dry_run(&m->timeline, true);
@@ -52,8 +52,8 @@ static void gpt_dry_run(struct gpt *m) {
     m->steps.micro_step = micro_step;
 }
 
-// Opens the collectives of several ranks, for collectives_close: before the check whether the plan fits, since they
-// take device memory, and before gpt_allocate; gpt_connect follows. Every rank calls this.
+// Opens the collectives of several ranks, for collectives_close. They take device memory, so call this before the check
+// whether the plan fits, and before gpt_allocate; gpt_connect follows. Every rank calls this.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;

@@ -1,4 +1,4 @@
-// The safetensors files of a model's folder in the layout of Hugging Face.
+// Reads the safetensors files of a model's folder, which is laid out as Hugging Face's.
 #pragma once
 #include "formats/peft_config.h"      // PEFT_MODEL_NAME
 #include "formats/safetensors.h"      // safetensors_open
@@ -19,7 +19,7 @@ struct model_folder {
     int count;
 };
 
-// Closes the files, and zeroes the folder. A zeroed folder is fine.
+// Closes the files and zeroes the folder, which may be zeroed already.
 static inline void model_folder_close(struct model_folder *folder) {
     for (int i = 0; i < folder->count; i++) {
         safetensors_close(&folder->files[i]);
@@ -30,7 +30,7 @@ static inline void model_folder_close(struct model_folder *folder) {
     memset(folder, 0, sizeof *folder);
 }
 
-// Opens the file `name` of the folder as its next one, for which there is room. Returns NULL, or what is wrong.
+// Opens the folder's file `name` as the next one; there must be room for it. Returns NULL, or what is wrong.
 static inline const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
@@ -46,8 +46,8 @@ static inline const char *model_folder_make_room(struct model_folder *folder, in
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
 }
 
-// Opens model.safetensors or, without it, the files of its index, as from_pretrained chooses. Returns NULL, or what is
-// wrong. model_folder_close frees what was opened, after an error too. `path` must stay until then.
+// Opens model.safetensors or, without it, the files of its index, as from_pretrained does. model_folder_close is
+// needed, after an error, too, and `path` must stay until then. Returns NULL, or what is wrong.
 static inline const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
@@ -69,7 +69,7 @@ static inline const char *model_folder_open(struct model_folder *folder, const c
     return problem;
 }
 
-// Refuses values (n) of a file's tensor, from element `first` on, that are not finite. Returns NULL, or what is wrong.
+// Refuses values (n), of a file's tensor from element `first` on, that aren't finite. Returns NULL, or what is wrong.
 static inline const char *tensor_check_finite(const float *values, int64_t n, int64_t first, const char *tensor,
                                               const char *file, struct error_text *error) {
     float all = 0;
@@ -83,7 +83,7 @@ static inline const char *tensor_check_finite(const float *values, int64_t n, in
     return NULL;
 }
 
-// Returns the tensor `name` or, of "transformer.NAME", also NAME; *file = its file's index. NULL: there is none.
+// Returns the tensor `name`, or NULL; *file = its file's index. "transformer.NAME" also finds a tensor NAME.
 static inline const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                                  int *file) {
     static const char prefix[] = "transformer.";
@@ -97,7 +97,7 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
     return NULL;
 }
 
-// Opens adapters of peft, for model_folder_close, after an error too. `path` must stay. Returns NULL, or what is wrong.
+// Opens peft's adapters, for model_folder_close, after an error, too. `path` must stay. Returns NULL, or what is wrong.
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;
@@ -105,8 +105,8 @@ static inline const char *adapter_folder_open(struct model_folder *folder, const
     return model_folder_add(folder, PEFT_MODEL_NAME, error);
 }
 
-// digest = a hash of the names, types and shapes of a model's tensors and of each one's first bytes, which tells models
-// of a shape apart; the division into files changes it. Returns NULL, or what is wrong: digest then says nothing.
+// digest = a hash of the tensors' names, types, shapes and first bytes, which differs between models of one shape.
+// Another division into files changes it. Returns NULL, or what is wrong; digest then means nothing.
 static inline const char *model_folder_digest(char digest[HASH128_DIGITS + 1], const char *path,
                                               struct error_text *error) {
     enum { FIRST_BYTES = 4096 };

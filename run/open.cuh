@@ -16,7 +16,7 @@
 #include "runtime/machine/text_add.h" // text_add
 #include <omp.h>                      // omp_set_num_threads
 
-// Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
+// Ends the program where the device or its library can't multiply FP8 matrices as the run's training needs.
 static void check_fp8(const struct run *r) {
     const struct config *c = r->config;
     const enum fp8_granularity scaling = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_PER_TENSOR;
@@ -27,8 +27,8 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Ends the program where the device can't compute attention in FP8 as the run trains with it; where it can, adds to the
-// report's row of attention which passes it computes. backend: the run's.
+// Ends the program where the device can't compute attention in FP8 as the run needs. Where it can, adds its passes to
+// the report's row of attention. backend: the run's.
 static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
@@ -54,7 +54,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
-// Ends the process, with advice and EXIT_USAGE, where it exits while *threads (an int) threads start; 0: all started.
+// Ends the process with advice and EXIT_USAGE if it exits while *threads (an int) threads are started; 0: none are.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -64,7 +64,7 @@ static void explain_threads(int status, void *threads) {
         *(const int *)threads);
     _exit(EXIT_USAGE);
 }
-// Starts OpenMP's threads on the CPU, not with --plan. Ends the program where they can't start or stacks are too small.
+// Starts OpenMP's threads on the CPU, but not with --plan. Ends the program if they don't start or have small stacks.
 static void check_threads(const struct run *r) {
     const struct config *c = r->config;
     size_t least = SIZE_MAX;
@@ -81,8 +81,8 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
-// Starts the threads, and opens the device, except in a plan, and the matmul library, as r->dev. Ends the program where
-// one of them lacks what the run needs. close_run closes them.
+// Starts the threads, and opens the device, except in a plan, and the matmul library, all in r->dev, for close_run.
+// Ends the program where one of them lacks what the run needs.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -114,8 +114,8 @@ static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns the last rank that has not chosen fused where another has, by what is installed; such ranks but rank 0 warn.
-// -1: all or none have. Flash or unfused is by options and environment, which are equal. Every rank calls this.
+// Returns the last rank that has not chosen fused although another has, or -1. Such ranks, but rank 0, warn. They lack
+// cuDNN; flash and unfused are chosen by options and environment, which are equal. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -126,8 +126,8 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
-// Whether the self-check accepts all ranks' choices; else refused[] says why not. *judged: the last accepted choice,
-// which is not checked again; ATTENTION_AUTO: none. Every rank calls this.
+// Whether the self-check accepts all ranks' choices; if not, sets refused[] to why. *judged: the last accepted choice,
+// or ATTENTION_AUTO; if no rank's has changed, checks nothing. Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
@@ -136,8 +136,8 @@ static bool passes_self_check(struct run *r, enum attention_backend choice, enum
     *judged = choice;
     return true;
 }
-// Chooses a backend that every rank takes, that none has found wrong on its GPU and, of several, the fastest. Ends the
-// program where none is left. The device is open, except in a plan. Every rank calls this.
+// Chooses the fastest backend among those that every rank can use and none has found wrong on its GPU. Ends the program
+// if none is left. The device must be open, except in a plan. Every rank calls this.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
@@ -175,7 +175,7 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// Returns limits_of, less reserves for collectives and for what varies, for the engine's choices; a budget stays whole.
+// Returns limits_of, less reserves for collectives and for what varies, for the engine's choices. Keeps a budget whole.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
@@ -187,16 +187,16 @@ static struct fit_limits limits_of_choice(struct run *r) {
         limits.both -= limits.both / FIT_VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto and what it chooses beside, in r->own, by what fits (r->chosen), or by none
-// where the run does not train. Ends the program where nothing fits. Every rank calls this.
+// Replaces --recompute-granularity auto, and what auto chooses with it, in r->own by a choice that fits (r->chosen), or
+// by `none` if the run doesn't train. Ends the program where nothing fits. Every rank calls this.
 static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
     else
         r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
-// Lets a training run's chunks of logits grow into memory that the plan leaves free, equally on all ranks, and sets
-// r->chunk_grew. The size is kept in r->own: sums over chunks of other sizes round otherwise. Every rank calls this.
+// Makes a training run's chunks of logits larger where the plan leaves memory free, equally on all ranks, and sets
+// r->chunk_grew. r->own keeps the size, since sums over other chunks round otherwise. Every rank calls this.
 static void choose_loss_chunk(struct run *r) {
     struct config *own = r->own;
     const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp, &r->dev);
@@ -208,7 +208,7 @@ static void choose_loss_chunk(struct run *r) {
     if (r->chunk_grew || (device_is_gpu(&r->dev) && config_trains(own) && !own->memory.plan))
         own->memory.loss_chunk_tokens = (int)tokens;
 }
-// Sets a step's predicted times and copied bytes in r->model's plan, by r->rates, flops above 0; none without training.
+// Sets a step's predicted times and copied bytes in r->model's plan, by r->rates (flops above 0), if the run trains.
 static void predict_step(struct run *r) {
     struct plan_prediction *p = &r->model->timeline.plan.predicted;
     const struct fit_time time = fit_predict(r->model, &r->rates);
@@ -224,13 +224,13 @@ static void predict_step(struct run *r) {
     p->rates = r->rates.source;
 }
 
-// Plans a model for the options, as a new r->model, frees no former one, and predicts a step where rates are known.
+// Plans a model for the options as a new r->model, and predicts its step if rates are known. Doesn't free an old model.
 static void create_model(struct run *r) {
     r->model = gpt_create(r->config, fit_policy(&r->fit), r->attention.backend, &r->dev);
     if (r->rates.flops > 0)
         predict_step(r);
 }
-// Writes rank 0's r->model's plan to the files of --plan-json and --plan-picture, if given, or ends the program.
+// Writes the plan to the files of --plan-json and --plan-picture, on rank 0, or ends the program if it can't.
 static void write_plan(struct run *r) {
     size_t budget[MEMORY_COUNT];
     if (r->config->rank != 0)
@@ -241,15 +241,15 @@ static void write_plan(struct run *r) {
     if (*r->config->memory.plan_picture)
         plan_write_picture(&r->model->timeline.plan, budget, r->config->memory.plan_picture);
 }
-// Chooses open options, not attention's, by r->fit and free memory. Plans a new r->model, frees none. Every rank calls.
+// Chooses by free memory what options leave open, and plans a new r->model; frees no old one. Every rank calls this.
 static void choose_plan(struct run *r) {
     if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
     choose_loss_chunk(r);
     create_model(r);
 }
-// Chooses attention's backend, open options (in r->own) and r->model's plan, allocating none, after open_device; writes
-// --plan-json and --plan-picture. Ends the program where --plan exceeds the budgets. Every rank calls this.
+// Chooses attention's backend and what options leave open (in r->own), and plans r->model; allocates none. Writes
+// --plan-json and --plan-picture. Ends the program if --plan exceeds budgets. The device is open. All ranks call this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -265,8 +265,8 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Replaces r->model and the options by a new plan, once, where they were chosen by free memory and on some rank no
-// longer fit, since the collectives' library or another process has taken memory. Every rank calls this.
+// Plans r->model anew, with new choices, if choices were made by free memory and the plan no longer fits on some rank,
+// as the collectives' library or another process has taken memory. Does so once. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
@@ -281,8 +281,8 @@ static void plan_again(struct run *r) {
     r->planned_again = true;
     write_plan(r);
 }
-// Connects the ranks, allocates r->model, sets initial values; load_model follows. A plan by free memory that no longer
-// fits is made again, which replaces r->model and options; one that does not fit ends the program. Every rank calls.
+// Connects the ranks, allocates r->model and sets initial values; load_model follows. Where choices by free memory no
+// longer fit, plans again first (plan_again). Ends the program for a plan that doesn't fit. Every rank calls this.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     plan_again(r);
@@ -292,8 +292,8 @@ static void allocate_model(struct run *r) {
         gpt_connect(r->model, &r->collectives);
 }
 
-// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token, unless --eod-token gives
-// it; -1: none is known. Ends the program where a token is needed and none is known, or it is outside the vocabulary.
+// Returns how documents are told apart in a loader's files. delimiter: the end-of-text token, or -1 if none is known;
+// --eod-token overrides it. Ends the program where a token is needed and is unknown or outside the vocabulary.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
                                  c->data.eod_mask_loss};
@@ -320,9 +320,9 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it, then allocates r->document_starts.
-// Ends the program where nothing tells them apart (beside finetuning shards each sample is a document), or only
-// validation has finetuning shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
+// Makes loaders separate documents, where options or the data ask for it; then allocates r->document_starts. Ends the
+// program if nothing tells documents apart (beside finetuning shards, samples are documents), or only validation has
+// such shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
@@ -346,8 +346,8 @@ static void separate_documents(struct run *r) {
              c->model.seq_length);
 }
 
-// Opens the token shards, as r->train and r->val (NULL: not used), and allocates a micro-batch; close_run frees all.
-// Ends the job where ranks' shards differ, or are by another tokenizer than the model's. Every rank calls this.
+// Opens the token shards as r->train and r->val (NULL: not used), and allocates a micro-batch; close_run frees all.
+// Ends the job if ranks' shards differ, or are of another tokenizer than the model's. Every rank calls this.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->training.micro_batch_size * (size_t)c->model.seq_length;
@@ -369,7 +369,7 @@ static void open_data(struct run *r) {
     check_tokenizers(r);
 }
 
-// Writes, on rank 0, the resolved options to config.json in --out, which exists. Ends the program where it can't.
+// Writes the resolved options to config.json in --out, which exists, on rank 0. Ends the program where it can't.
 static void write_config(const struct config *c) {
     char path[PATH_MAX];
     if (c->rank > 0)
@@ -379,7 +379,7 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Writes plan.html into --out, which exists, on rank 0, for scripts/report.py. A failure is only a warning.
+// Writes plan.html, for scripts/report.py, into --out, which exists, on rank 0. Only warns where it can't.
 static void write_plan_page(struct run *r) {
     char path[PATH_MAX];
     size_t budget[MEMORY_COUNT];
@@ -399,8 +399,8 @@ static void write_plan_page(struct run *r) {
                     strerror(errno));
 }
 
-// Sets r->peak_flops, for utilization: the data sheet's where the GPU is a known one, else what a large matmul reaches
-// (peak_is_measured), in the allocated model's memory of activations, which it overwrites; before the first step.
+// Sets r->peak_flops, for utilization, to a known GPU's data sheet, or else to what a large matmul reaches, which sets
+// peak_is_measured and overwrites the allocated model's activations. Call this before the first step.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;
@@ -408,7 +408,7 @@ static void find_peak(struct run *r) {
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
-// Closes and frees what the run has opened, but for its tasks, log and watch. r->model is planned. Waits for a save.
+// Closes and frees what the run has opened, except tasks, log and watch. r->model is planned. Waits for a save.
 static void close_run(struct run *r) {
     saver_close(&r->saver);
     dataloader_close(r->train);

@@ -1,7 +1,7 @@
-// optimizer.safetensors: which tensors hold which state, and their bytes. Each state is under our own tensors' names,
-// NAME.TENSOR, without padded rows, in the format that it is stored in: fp32 as F32, bf16 as BF16, 8 bits as U8 codes
-// (kernels/state_format.cuh) of the tensor's shape, and beside them NAME.TENSOR.scale, F32, one for each 128 elements
-// in flat order; what the last block has after the tensor is 0. Master weights: F32, if model.safetensors is not exact.
+// What optimizer.safetensors holds. A state of a tensor is named STATE.TENSOR, with our own tensors' names, and has no
+// padded rows. Its type is the stored format's: F32, BF16, or U8 for 8-bit codes (kernels/state_format.cuh). 8-bit
+// states have scales beside the codes, STATE.TENSOR.scale in F32, one for each 128 elements in flat order; the last
+// block is filled up with 0. Master weights are F32, and are left out where model.safetensors has them exactly.
 #pragma once
 #include "formats/safetensors.h" // struct safetensors_tensor
 #include "optimizer/state.cuh"   // enum optimizer_state, optimizer_format
@@ -12,7 +12,7 @@ static const char optimizer_file_name[] = "optimizer.safetensors";
 static bool has_exact_weights(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
-// Whether optimizer.safetensors has this state of a tensor. model_is_exact: model.safetensors has parameters in fp32.
+// Whether optimizer.safetensors has this state of a tensor. model_is_exact: model.safetensors has fp32 parameters.
 static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, const struct tensor *t,
                              bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
@@ -56,7 +56,7 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = the format of state `id`, a moment, whose tensor in a file is of this type. False: none is, *format stays.
+// *format = the format of moment `id` that a file has in this type. Returns false, and sets nothing, if none is.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;
@@ -73,7 +73,7 @@ static int64_t tensor_visible_elements(const struct tensor *t) { return (int64_t
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 
 enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
-// Returns the entry, not laid out, of a state's tensor or `scales`. Sets `name`, which must stay; `id` is the caller's.
+// Returns the file's entry of a state's tensor, or its scales. Sets `name`, which must stay. `id` is the caller's own.
 static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
                                                     const struct tensor *t, enum state_format format, bool scales,
                                                     int id) {
@@ -95,19 +95,19 @@ static size_t block_elements(int64_t b, int64_t n) {
     const int64_t rest = n - b * STATE_BLOCK;
     return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
 }
-// out (blocks) = the scales of 8-bit state. stored: blocks of a float scale and STATE_BLOCK codes.
+// out (blocks) = the scales of an 8-bit state. stored: blocks, each a float scale and STATE_BLOCK codes.
 static void state_extract_scales(float *out, const void *stored, int64_t blocks) {
     const size_t bytes = sizeof *out + STATE_BLOCK;
     for (int64_t b = 0; b < blocks; b++)
         memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
 }
-// out (n) = the codes of 8-bit state without its scales. stored: blocks of a float scale and STATE_BLOCK codes.
+// out (n) = the codes of an 8-bit state. stored: blocks, each a float scale and STATE_BLOCK codes.
 static void state_extract_codes(unsigned char *out, const void *stored, int64_t n) {
     const size_t bytes = sizeof(float) + STATE_BLOCK;
     for (int64_t b = 0; b * STATE_BLOCK < n; b++)
         memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
 }
-// stored (state_bytes) = blocks of n elements from a file's values (n) and scales, if any; 0 in the last block's rest.
+// stored (state_bytes) = blocks made of a file's values (n) and scales, if any. Fills up the last block with zeros.
 static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
                             int64_t n) {
     const size_t block = state_block_bytes(format);

@@ -1,6 +1,6 @@
-// Data that were made by another tokenizer than the model's. Their token ids are within the model's vocabulary, so that
-// no other check finds the mistake, and the model is trained on, or judged by, noise. Where both tokenizers are known
-// the run is refused; where only texts of tokens are, a note says it.
+// Finds data that were made by another tokenizer than the model's. Their token ids are valid in the model's vocabulary,
+// so no other check finds the mistake, and the model is trained or judged on noise. If both tokenizers are known, the
+// run is refused; if only the tokens' texts are, a note says so.
 #pragma once
 #include "formats/tokenizer_digest.h" // tokenizer_digest_read
 #include "run/run.cuh"                // struct run
@@ -8,12 +8,12 @@
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/say.h"      // say, say_warning
 
-// The paths of the files that say which text a token has; "": there is no such file.
+// The paths of the files that say which text a token has; "" where there is no such file.
 struct token_texts {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
-// Returns the paths of the tokenizer and the vocabulary that prepare_data.py wrote beside a shard; "": there is none.
+// Returns the paths of tokenizer and vocabulary beside a shard, where prepare_data.py puts them; "": there is none.
 static struct token_texts token_texts_of_shard(const char *shard) {
     struct token_texts texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
@@ -35,13 +35,13 @@ static struct token_texts token_texts_of_model(const char *folder) {
 
 // ---- tokenizers that are known ----
 
-// A tokenizer by its digest, zeros where it is not known, and the file that it is from: a shard or a tokenizer.json.
+// A tokenizer's digest, zeros if it is not known, and the file that it comes from: a shard or a tokenizer.json.
 struct known_tokenizer {
     struct tokenizer_digest digest;
     char from[PATH_MAX];
 };
 
-// Whether two tokenizers are known and give a text without added tokens other ids.
+// Whether two tokenizers are known and encode text without added tokens to other ids.
 static bool gives_other_ids(const struct known_tokenizer *a, const struct known_tokenizer *b) {
     return tokenizer_digest_known(&a->digest) && tokenizer_digest_known(&b->digest) &&
            memcmp(a->digest.text, b->digest.text, sizeof a->digest.text) != 0;
@@ -52,7 +52,7 @@ static unsigned long long digest_shown(const struct known_tokenizer *known) {
         shown = shown << 8 | known->digest.text[i];
     return shown;
 }
-// Sets *known, zeros at first, by a tokenizer.json, unless set by that path. A bad or missing file ends the program.
+// Sets *known, zeros at first, from a tokenizer.json, unless it is from there. A bad or missing file ends the program.
 static void known_tokenizer_read(struct known_tokenizer *known, const char *path) {
     struct error_text error;
     if (strcmp(known->from, path) == 0)
@@ -63,8 +63,8 @@ static void known_tokenizer_read(struct known_tokenizer *known, const char *path
     snprintf(known->from, sizeof known->from, "%s", path);
 }
 
-// Ends the program where a shard of the loader (NULL: no loader) gives other ids than *data, both being known. Sets
-// *data, if not known (zeros), to the first known tokenizer: by a shard's header, else by its tokenizer.json.
+// Ends the program if a shard of the loader (or NULL) is known to be of another tokenizer than *data. If *data is
+// unknown (zeros), sets it to the first shard's that is known, by the shard's header or the tokenizer.json beside it.
 static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
     struct known_tokenizer shard, beside;
     char path[PATH_MAX];
@@ -86,8 +86,8 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the job, on rank 0 (others do nothing), where the data are of several tokenizers, or of another than the
-// folder's of --init-from or --resume. Only warns where just added tokens differ: users give spare ones a meaning.
+// Ends the job where the data are of several tokenizers, or of another than that in the folder of --init-from or
+// --resume. Only warns if just added tokens differ, since users give spare ones a meaning. Only rank 0 checks.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -113,7 +113,7 @@ static void check_tokenizers(const struct run *r) {
 
 // ---- texts of tokens ----
 
-// Whether two files have the same bytes; false where one can't be read.
+// Whether two files have the same bytes; false if one can't be read.
 static bool has_same_bytes(const char *a, const char *b) {
     enum { MAX_BYTES = 1 << 30 };
     unsigned char *data[2] = {NULL, NULL};
@@ -127,8 +127,8 @@ static bool has_same_bytes(const char *a, const char *b) {
     return same;
 }
 
-// Opens the vocabulary of a tokenizer.json or a vocabulary.bin; vocabulary_close frees it. Its size is 0 where a
-// tokenizer.json can't be read: whoever needs that file says so. A bad vocabulary.bin ends the program.
+// Opens the vocabulary in a tokenizer.json or a vocabulary.bin, for vocabulary_close. Its size is 0 if a tokenizer.json
+// can't be read, which its other users report. A bad vocabulary.bin ends the program.
 static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     struct vocabulary vocabulary;
     struct tokenizer tokenizer;
@@ -152,8 +152,8 @@ static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b
     return length[0] == length[1] && (length[0] == 0 || memcmp(text[0], text[1], (size_t)length[0]) == 0);
 }
 
-// Prints a note on `out`, on rank 0, where over 1 % of tokens (users reuse a few spare ones) have another text beside
-// the first shard than in --init-from. Nothing where one has no texts, or both a tokenizer.json (check_tokenizers).
+// Prints a note on `out`, on rank 0, if over 1 % of the tokens have other texts in --init-from than beside the first
+// shard; users reuse a few spare ones. Does nothing if texts are missing, or check_tokenizers has compared them.
 static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct config *c = r->config;
     const struct dataloader *loader = r->train ? r->train : r->val;
@@ -182,7 +182,7 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     vocabulary_close(&of_model);
 }
 
-// Returns the largest number of ids in the shards' headers; if one has none, by a file beside shard 0; 0: unknown.
+// Returns how many ids the shards' tokenizer has, by their headers or else a file beside the first; 0 if unknown.
 static int tokens_of_data(const struct dataloader *train) {
     uint32_t tokens = 0;
     for (int i = 0; i < train->num_files; i++) {
@@ -202,7 +202,7 @@ static int tokens_of_data(const struct dataloader *train) {
     vocabulary_close(&of_data);
     return size;
 }
-// Prints a note on `out`, on rank 0, where the model has twice as many tokens as --train-data's tokenizer, or more.
+// Prints a note on `out`, on rank 0, if the model has at least twice as many tokens as --train-data's tokenizer.
 static void report_unused_vocabulary(const struct run *r, FILE *out) {
     const int V = r->config->model.vocab_size, tokens = r->train && r->config->rank == 0 ? tokens_of_data(r->train) : 0;
     if (tokens > 0 && tokens <= V / 2)

@@ -1,5 +1,5 @@
-// The lock of --out: one run at a time goes on from what is there and writes there. Rank 0 takes the lock for all
-// ranks: on hosts with disks of their own, folders of one name differ. The file stays; its lock ends with the process.
+// The lock of --out: only one run at a time continues and writes what is there. Rank 0 takes it for all ranks, since
+// hosts may have different folders of the same name. The file stays; the lock ends with the process.
 #pragma once
 #include "config/config.h"           // struct config
 #include "run/run_folder.h"          // out_is_foreign
@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes config->out_lock; -1, no error: the folder is missing. Only warns where locks are impossible. NULL or an error.
+// Takes config->out_lock (-1: --out is missing). Only warns if locks are impossible. Returns NULL, or an error.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;
@@ -36,8 +36,8 @@ static const char *out_lock_take(struct config *config, struct error_text *error
     return NULL;
 }
 
-// Takes the lock of --out on rank 0, unless it has that or --out is missing: then out_lock_new does. Only warns where
-// locks are impossible. Ends the job where another run has it or the folder is another program's. Every rank calls.
+// Takes the lock of --out on rank 0, unless it has it, or --out is missing (then out_lock_new does). Only warns where
+// locks are impossible. Ends the job if another run has the lock, or the folder isn't a run's. Every rank calls this.
 static void out_lock(struct config *config) {
     struct error_text error;
     const char *problem = config->rank == 0 && config->out_lock < 0 ? out_lock_take(config, &error) : NULL;
@@ -54,8 +54,8 @@ static void out_lock(struct config *config) {
     exit(EXIT_USAGE);
 }
 
-// Creates --out and takes its lock, where --out was missing at the start. Ends the program where a new run finds
-// checkpoints there: another run was faster. Every rank calls this before anything is written there.
+// Creates --out and takes its lock, where --out was missing at the start. Ends the program if a new run finds
+// checkpoints there, as another run was faster. Every rank calls this before anything is written there.
 static void out_lock_new(struct config *config) {
     const bool first = config->rank == 0 && config->out_lock < 0;
     if (first)

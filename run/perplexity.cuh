@@ -13,8 +13,8 @@ struct scored_text {
     int count;
 };
 
-// Cuts text->ids into text->windows (text->count, 0 before), which the caller frees: of at most --seq-length tokens,
-// --perplexity-stride apart (0: half of it). Each scores the tokens that no earlier one does, except its own first.
+// Cuts text->ids into text->windows (text->count, 0 before), which the caller frees. A window has up to --seq-length
+// tokens, begins --perplexity-stride (0: half of that) after the last, and scores what no earlier one does.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;
     const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;
@@ -35,8 +35,8 @@ static void make_windows(struct scored_text *text, const struct config *c) {
     }
 }
 
-// Prints the perplexity of the text in the file at `path`; r->tokenizer is open. Returns false, with nothing printed,
-// where a signal broke it off. Ends the program where the file can't be read or scored. Every rank calls this.
+// Prints the perplexity of the text in a file. r->tokenizer must be open. Returns false, with nothing printed, if a
+// signal stopped it. Ends the program where the file can't be read or scored. Every rank calls this.
 static bool score_text(struct run *r, const char *path) {
     enum { MAX_BYTES = 1 << 30 };
     struct scored_text text;
@@ -77,8 +77,7 @@ static bool score_text(struct run *r, const char *path) {
     free(text.windows);
     return scored;
 }
-// Does score_text for each file of --perplexity, in order; if there is one, opens r->tokenizer where it is not open.
-// Returns false where a signal broke it off. Every rank calls this.
+// Opens r->tokenizer and scores the files of --perplexity. Returns false if a signal stops it. Every rank calls this.
 static bool score_texts(struct run *r) {
     int count;
     char **paths = list_elements(r->config->evaluation.perplexity, &count);

@@ -1,5 +1,5 @@
-// A memory plan as a page (--plan-picture FILE.html, and plan.html in --out): run/plan_picture.cuh's picture, with what
-// a buffer is under the mouse, zoom, and categories that a click shows by themselves. The page needs no other file.
+// Writes a memory plan as an HTML page (--plan-picture FILE.html, and plan.html in --out): run/plan_picture.cuh's
+// picture, with a description under the mouse, zoom, and a click to show one category. The page needs no other file.
 #pragma once
 #include "run/plan_picture.cuh" // plan_draw
 #include "run/report_file.h"    // report_file_open
@@ -103,7 +103,7 @@ static const char *const plan_page_script[] = {
     // clang-format on
 };
 
-// Writes the placed plan's page, of which scripts/report.py takes what is between two comments. budget: plan_draw's.
+// Writes the placed plan's page. scripts/report.py takes the part between its two comments. budget: as plan_draw's.
 static void plan_write_page(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]) {
     fputs(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>Memory plan</title>\n"
@@ -126,7 +126,7 @@ static bool plan_is_page(const char *path) {
     const size_t length = strlen(path), ending = sizeof ".html" - 1;
     return length >= ending && strcasecmp(path + length - ending, ".html") == 0;
 }
-// Writes the placed plan to `path`, a page for .html, else SVG. Ends the program where it can't. budget: plan_draw's.
+// Writes the placed plan to `path`: a page for .html, else SVG. Ends the program if it can't. budget: plan_draw's.
 static void plan_write_picture(const struct plan *plan, const size_t budget[MEMORY_COUNT], const char *path) {
     struct report_file out = report_file_open("--plan-picture", path);
     if (plan_is_page(path))

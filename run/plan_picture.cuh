@@ -1,5 +1,5 @@
-// The picture of a placed plan (--plan-picture): on the left a bar of each memory, its arenas to scale, with a line at
-// its budget; on the right the activations arena, addresses upwards and phases to the right.
+// Draws a placed plan (--plan-picture). On the left is a bar for each memory, with its arenas to scale and a line at
+// its budget. On the right is the activations arena, with addresses upwards and phases to the right.
 #pragma once
 #include "memory.cuh"          // struct plan
 #include "model/timeline.cuh"  // enum phase_group
@@ -9,13 +9,13 @@
 #include <stdlib.h>            // free
 #include <string.h>            // strcmp, strlen
 
-// Draws the placed plan as SVG. budget[memory]: bytes that the plan may take there; SIZE_MAX: not known, and no line.
+// Draws the placed plan as SVG. budget[memory]: the bytes that the plan may take there, or SIZE_MAX, for no line.
 static void plan_draw(FILE *file, const struct plan *plan, const size_t budget[MEMORY_COUNT]);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 #define PLAN_NO_COLOR "#333333"
-// Returns a category's color, the same in all pictures; PLAN_NO_COLOR: it has no row, which a test finds.
+// Returns a category's color, the same in all pictures, or PLAN_NO_COLOR if it has no row, which a test finds.
 static const char *plan_category_color(const char *category) {
     static const struct {
         const char *category, *color;
@@ -106,8 +106,8 @@ static void plan_svg_escape(FILE *file, const char *text) {
 
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
-// Draws a memory's arenas to scale as a bar from x on, up to the larger of peak and budget (SIZE_MAX: none). A budget
-// above PLAN_FAR_BUDGET peaks is only a text. For MEMORY_DEVICE, activations = y of ARENA_ACTIVATIONS' bottom and top.
+// Draws a memory's bar at x, its arenas to scale, up to the larger of peak and budget (SIZE_MAX: none). A budget over
+// PLAN_FAR_BUDGET peaks is only a text. For MEMORY_DEVICE sets activations[] to y of that arena's bottom and top.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
@@ -153,7 +153,7 @@ static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan
     fputs("</g>\n", picture->file);
 }
 
-// Draws the device's bar, the host's if the plan offloads, and lines from activations to the plot that magnifies them.
+// Draws the device's bar, the host's if the plan offloads, and lines from the activations to their magnified plot.
 static void plan_svg_bars(const struct plan_picture *picture, const size_t budget[MEMORY_COUNT]) {
     const bool offloads = plan_offloads(picture->plan);
     const double host_x = 30, device_x = 110, end = device_x + PLAN_BAR_WIDTH;
@@ -170,7 +170,7 @@ static void plan_svg_bars(const struct plan_picture *picture, const size_t budge
 
 // ---- the plot ----
 
-// Draws a buffer of the activations arena: its phases by its addresses, with a title that describes it.
+// Draws a buffer of the activations arena as a rectangle, its phases by its addresses, with a describing title.
 static void plan_svg_buffer(const struct plan_picture *picture, const struct plan_buffer *buffer) {
     const struct plan *plan = picture->plan;
     char size[LOG_NUMBER];
@@ -191,12 +191,12 @@ static void plan_svg_buffer(const struct plan_picture *picture, const struct pla
     fputs("</title></rect>\n", picture->file);
 }
 
-// Returns the group (enum phase_group) in whose section of the axis a phase is drawn: recomputation is in backward's.
+// Returns the group (enum phase_group) that the axis shows a phase in: recomputation counts as backward.
 static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
 
-// Draws the numbers of the layers of a section, phases [first, end), each below its first phase with room, if any has.
+// Draws the layers' numbers in a section, phases [first, end), each below its first phase, where there is room.
 static void plan_svg_layers(const struct plan_picture *picture, int first, int end) {
     double free_from = 0;
     int last = -1;
@@ -212,8 +212,8 @@ static void plan_svg_layers(const struct plan_picture *picture, int first, int e
     }
 }
 
-// Draws the horizontal axis: sections, alternately shaded, their layers, and their names in rows, each in the first row
-// where it overlaps no other name. A name that has room in no row is left to the buffers' titles.
+// Draws the horizontal axis: sections, alternately shaded, with their layers and names. A name goes into the first row
+// where it overlaps no other; if there is none, it is left out, and only the buffers' titles say it.
 static void plan_svg_phase_axis(const struct plan_picture *picture) {
     enum { ROWS = 3 };
     const struct plan *plan = picture->plan;
@@ -244,7 +244,7 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
     }
 }
 
-// Draws the vertical axis: lines and addresses at equal distances, a power of two.
+// Draws the vertical axis: lines and addresses, whose distance is a power of two.
 static void plan_svg_address_axis(const struct plan_picture *picture) {
     const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
     size_t step = 1;
@@ -263,7 +263,7 @@ static void plan_svg_address_axis(const struct plan_picture *picture) {
     }
 }
 
-// Draws the sum of the live buffers of the activations arena in each phase: the height of a placement without gaps.
+// Draws, in each phase, the sum of the activations arena's live buffers, as high as a placement without gaps would be.
 static void plan_svg_live(const struct plan_picture *picture) {
     size_t *live = plan_live_bytes(picture->plan, EVERY_CATEGORY, true);
     fputs("<path fill=\"none\" stroke=\"#000\" stroke-width=\"0.8\" d=\"", picture->file);

@@ -10,29 +10,29 @@
 #include <stdlib.h>            // free
 
 // Prints, by category of the device's memory, the live bytes in the peak phase, which with gaps sum up to the peak, and
-// the most in any. Then both memories' arenas, and transfer_bytes, a step's. one_memory: the device's is the host's.
+// the most in any phase; then both memories' arenas and a step's copies. one_memory: the device's is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
 
-// Writes the placed plan's sizes, times if predicted, phases, buffers that own bytes and transfers as JSON. Offsets
-// count from a memory's first arena, as if arenas were adjacent. Ends the program where the file cannot be written.
+// Writes the placed plan as JSON: sizes, predicted times if any, phases, buffers that own bytes, and transfers. Offsets
+// count from a memory's first arena, as if arenas were adjacent. Ends the program if the file can't be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // ---- the table ----
 
-// Returns the first phase of a buffer; 0 where its arena is not packed, so that it lives in every phase.
+// Returns the first phase of a buffer: 0 if its arena is not packed, as it then lives in every phase.
 static int plan_first_phase(const struct plan_buffer *buffer) {
     return plan_arena_is_packed(buffer->arena) ? buffer->first_phase : 0;
 }
-// Returns the last phase of a buffer; the plan's last where its arena is not packed.
+// Returns the last phase of a buffer: the plan's last if its arena is not packed.
 static int plan_last_phase(const struct plan *plan, const struct plan_buffer *buffer) {
     return plan_arena_is_packed(buffer->arena) ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
 }
 
 enum { EVERY_CATEGORY = -1 };
 
-// Returns live (phases, at least 1), which the caller frees: the bytes of the device's buffers that live in each phase,
-// not rounded up, of one category or of EVERY_CATEGORY. activations_only: only of ARENA_ACTIVATIONS.
+// Returns how many bytes of the device's buffers live in each phase (phases, at least 1), which the caller frees: of
+// one category or EVERY_CATEGORY, not rounded up. activations_only: only ARENA_ACTIVATIONS.
 static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
     const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
     size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums
@@ -50,7 +50,7 @@ static size_t *plan_live_bytes(const struct plan *plan, int category, bool activ
     return live;
 }
 
-// Prints a row. share_of: the bytes that are 100 %. most: the most bytes in any phase; SIZE_MAX: not printed.
+// Prints a row. share_of: the bytes that are 100 %. most: the most bytes in any phase, or SIZE_MAX to leave it out.
 static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t share_of, size_t most) {
     char size[LOG_NUMBER], exact[LOG_NUMBER], largest[LOG_NUMBER];
     fprintf(file, "  %-36s %11s %23s %5.1f %%", name, log_bytes(size, (int64_t)bytes), log_count(exact, (int64_t)bytes),
@@ -60,7 +60,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
-// Prints a memory's arenas (no empty ones of the host) as shares of `peak`, and by how much that exceeds a lower bound.
+// Prints a memory's arenas as shares of `peak`, without the host's empty ones, and how far `peak` is above the bound.
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -70,7 +70,7 @@ static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, 
             bound > 0 ? 100.0 * (double)(peak - bound) / (double)bound : 0.0);
 }
 
-// Whether the host's memory holds more than what every run stages there.
+// Whether the host's memory holds more than the staging that every run has there.
 static bool plan_offloads(const struct plan *plan) {
     return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
 }
@@ -126,7 +126,7 @@ static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_end(json);
 }
 
-// Begins an unnamed object on one line of a pretty JSON; plan_json_line_end ends it and turns `pretty` on again.
+// Begins an unnamed object on one line of a pretty JSON; plan_json_line_end ends it.
 static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;
@@ -136,7 +136,7 @@ static void plan_json_line_end(struct json *json) {
     json->pretty = true;
 }
 
-// Writes the sizes of a memory's arenas, and sets where each begins in arena_offset; entries of the other memory stay.
+// Writes the sizes of a memory's arenas, and sets their entries of arena_offset to where each begins.
 static void plan_json_arenas(struct json *json, const struct plan *plan, enum plan_memory memory,
                              size_t arena_offset[ARENA_COUNT]) {
     size_t end = 0;
@@ -154,7 +154,7 @@ static void plan_json_arenas(struct json *json, const struct plan *plan, enum pl
     }
     json_array_end(json);
 }
-// Writes a buffer, with its offset in its whole memory. arena_offset: plan_json_arenas'.
+// Writes a buffer, with its offset in its whole memory. arena_offset: set by plan_json_arenas.
 static void plan_json_buffer(struct json *json, const struct plan *plan, const struct plan_buffer *buffer,
                              const size_t arena_offset[ARENA_COUNT]) {
     plan_json_line_begin(json);

@@ -1,4 +1,4 @@
-// The summary of --plan, in ten lines: whether a run fits, what takes memory and time, and the next option to change.
+// The summary of --plan, in ten lines: whether a run fits, what takes memory and time, and which option to change next.
 #pragma once
 #include "run/fp8_report.cuh"         // fp8_attention_passes
 #include "run/plan_report.cuh"        // plan_live_bytes, plan_offloads
@@ -14,12 +14,12 @@ static void plan_summary(const struct run *r);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The number of bytes that the plan takes of the device's memory. On the CPU its bytes of the host count too.
+// The number of bytes of the device's memory that the plan takes; on a CPU, with its bytes of the host.
 static size_t summary_need(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     return plan->peak_bytes + (device_is_gpu(&r->dev) ? 0 : plan->host_peak_bytes);
 }
-// Prints whether the plan fits. limit: bytes of the device's memory that it may take; SIZE_MAX: not known.
+// Prints whether the plan fits. limit: the bytes of the device's memory that it may take, or SIZE_MAX if not known.
 static void summary_verdict(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     const struct plan *plan = &r->model->timeline.plan;
@@ -51,7 +51,7 @@ static void summary_parts(const struct plan *plan) {
     log_row("parts", "%s", text);
 }
 
-// Prints the peak's phase, if there is one, and at most 3 categories of the activations arena that are largest then.
+// Prints the peak's phase, if there is one, and the 3 categories of the activations arena that are largest in it.
 static void summary_peak(const struct plan *plan) {
     enum { MAX = 3 };
     char text[384], bytes[LOG_NUMBER];
@@ -95,8 +95,8 @@ struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Returns the time and bytes that a run with the options `changed` would take, by a plan. Where the run chose its chunk
-// of logits, the chunk is chosen anew, as large as `limit` allows, and set in `changed`. Auto does not search again.
+// Plans a run with the options `changed`, and returns the time and bytes it would take. If the run chose its chunk of
+// logits, sets the largest in `changed` that `limit` allows. Doesn't repeat auto's search.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
@@ -112,9 +112,9 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
     return change;
 }
 
-// Prints the global batch size, doubled, at most 10 times, until the update takes at most 10 % of a step; nothing if it
-// takes at most 25 % of the run's step or none is predicted, or if the larger batch, whose micro-steps keep gradients
-// between them, does not fit `limit` and auto would not choose anew. Returns whether it printed.
+// Advises a larger global batch if the update takes over 25 % of a predicted step. Doubles it, at most 10 times, until
+// the update takes at most 10 %. Prints nothing if that doesn't fit `limit`, unless auto would choose anew: a larger
+// batch may need memory for gradients between micro-steps. Returns whether it printed.
 static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;
@@ -143,7 +143,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Prints the peak without recomputation, if that fits `limit` and the user chose to recompute. Returns whether so.
+// Advises to recompute nothing, if the user chose to recompute and that fits `limit`. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];
@@ -162,7 +162,7 @@ static bool summary_next_recomputation(const struct run *r, size_t limit) {
             log_bytes(bytes, (int64_t)peak));
     return true;
 }
-// Prints the largest doubled micro-batch, up to 16 times, that `limit` and the batch allow. False: none, or auto chose.
+// Advises the largest micro-batch, up to 16 times as large, that fits `limit`; not after auto. Returns whether it did.
 static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     size_t peak = 0;
@@ -188,8 +188,8 @@ static bool summary_next_micro_batch(const struct run *r, size_t limit) {
     return true;
 }
 
-// Prints auto's first choice that fits `limit` less a margin and the host's budget, or that none does. Tries auto with,
-// in turn, no other option, --zero-stage 3, --micro-batch-size 1, both; then, at size 1, also --allow-lossy-states.
+// Prints auto's first choice that fits `limit`, less a margin, and the host's budget, or that none does. Tries auto by
+// itself, with --zero-stage 3, with --micro-batch-size 1, with both, and at last with --allow-lossy-states, too.
 static void summary_next_auto(const struct run *r, size_t limit) {
     static const struct {
         const char *text;
@@ -237,7 +237,7 @@ static void summary_next_auto(const struct run *r, size_t limit) {
             with[can_shard ? 5 : 4].text, r->config->ranks > 1 ? "more GPUs with --zero-stage 3, " : "");
 }
 
-// Prints the first advice that applies. limit: bytes of the device's memory that a plan may take; SIZE_MAX: not known.
+// Prints the first advice that applies. limit: the bytes of the device's memory for a plan, or SIZE_MAX if not known.
 static void summary_next(const struct run *r, size_t limit) {
     const struct config *c = r->config;
     char budget[OPTION_NAME] = "";

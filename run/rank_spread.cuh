@@ -1,6 +1,6 @@
-// Differences of ranks, for the report, which else speaks only of rank 0: in planned memory, GPU, instructions,
-// libraries and kernels. Such ranks are not refused: all use one sum of gradients, whose bits depend on which rank has
-// what. What would let replicas drift apart is refused (start_check_ranks, check_programs) or agreed on: cuDNN.
+// Finds differences of ranks in planned memory, GPU, instructions, libraries and kernels, for the report, which else
+// speaks only of rank 0. Such ranks are not refused: all use one sum of gradients, whose bits depend on which rank has
+// what. What would let replicas drift apart is refused (start_check_ranks, check_programs) or agreed on, as cuDNN is.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run
@@ -34,7 +34,7 @@ static void rank_traits_find(struct rank_traits *traits, const struct run *r) {
              r->attention.reason);
 }
 
-// differs (RANK_DIFFERS) = "A where rank 0 has B", of each trait in which this rank differs; "": none.
+// differs (RANK_DIFFERS) = "A where rank 0 has B" for each trait in which this rank differs, or "" if none does.
 static void rank_traits_compare(char *differs, const struct rank_traits *mine, const struct rank_traits *first) {
     differs[0] = 0;
     for (int i = 0; i < TRAITS; i++)
@@ -48,7 +48,7 @@ static void rank_range_widen(struct rank_range *range, int64_t value) {
     range->most = value > range->most ? value : range->most;
 }
 
-// Returns how ranks differ in r->model's plan and in traits; r->parallel NULL: in nothing. Every rank calls this.
+// Returns how ranks differ in r->model's plan and in traits, which is not at all for one rank. Every rank calls this.
 static struct rank_spread rank_spread_of(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const int ranks = r->parallel ? r->config->ranks : 1;

@@ -1,4 +1,4 @@
-// A run of several ranks adds shares of threads and memory, connections, checks that all ranks hold the same data
+// What a run of several ranks adds: shares of threads and memory, connections, checks that all ranks hold the same data
 // and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
 #include "kernels/collectives.cuh"     // enum collectives_kind
@@ -14,8 +14,8 @@
 
 // ---- start-up ----
 
-// The number of threads of this rank: one per CPU that the rank is bound to or, unbound, a share of the machine's CPUs;
-// at most a share of the CPUs that a container grants: more threads would all be put aside in each period.
+// The number of threads for this rank: one per CPU that it is bound to or, if unbound, a share of the machine's CPUs;
+// at most a share of the CPUs that a container grants, since more threads would all be put aside in each period.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -23,8 +23,8 @@ static int threads_of_rank(const struct run *r) {
     const int threads = cores < share ? cores : share;
     return threads > 0 ? threads : 1;
 }
-// The number of threads that --threads asks for or, without it, that threads_of_rank gives. Except with --plan,
-// OMP_THREAD_LIMIT caps it, and a larger --threads ends the program.
+// The number of threads that --threads asks for or, without it, threads_of_rank's. Except with --plan, OMP_THREAD_LIMIT
+// caps it, and ends the program if --threads is larger.
 static int threads_to_take(const struct run *r) {
     const struct config *c = r->config;
     const int threads = c->device.threads > 0 ? c->device.threads : threads_of_rank(r), most = omp_get_thread_limit();
@@ -35,8 +35,8 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Returns the bytes, free and in budget, of the device's memory, this rank's share of the host's, and both if they are
-// one; SIZE_MAX: any. With --plan only budgets count and, for auto without --memory-budget, --plan-gpu's memory.
+// Returns the bytes, free and within budget, of the device's memory, of this rank's share of the host's, and of both if
+// they are one; SIZE_MAX: no limit. With --plan only budgets count, and --plan-gpu's memory for auto without one.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -56,8 +56,8 @@ static struct fit_limits limits_of(struct run *r) {
     return limits;
 }
 
-// Sets the bytes of each memory that reports hold a plan against: its budget; else, of the device, the memory of
-// --plan-gpu or, with free_here, what is free on a machine whose CPU would train; SIZE_MAX: not known.
+// Sets the bytes of each memory that reports compare a plan with: its budget or, if the device has none, --plan-gpu's
+// memory or, with free_here, what is free on a machine whose CPU would train. SIZE_MAX: not known.
 static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
     const struct config *c = r->config;
     budget[MEMORY_HOST] = c->states.host_memory_budget > 0 ? (size_t)c->states.host_memory_budget : SIZE_MAX;
@@ -80,7 +80,7 @@ static enum exchange_kind exchange_of(enum config_collectives collectives, const
     __builtin_unreachable();
 }
 
-// Opens r->collectives for r->model and sets r->connected, if ranks > 1. A failure ends the job. Every rank calls this.
+// Opens r->collectives for r->model and sets r->connected, for several ranks, or ends the job. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c, &r->dev);
@@ -120,7 +120,7 @@ static uint64_t hash_of_ends(const char *path) {
     return hash;
 }
 
-// Ends the job where ranks' training or validation shards differ in name, length or hash_of_ends. Every rank calls.
+// Ends the job if ranks' training or validation shards differ in name, length or hash_of_ends. Every rank calls this.
 static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
@@ -158,7 +158,7 @@ static uint64_t hash_of_device_memory(struct gpt *m, const void *memory, size_t 
     return hash;
 }
 
-// Returns a hash of what this rank has of a state, on device and host; 0: no such state. The device must be idle.
+// Returns a hash of this rank's part of a state, on device and host; 0 without such a state. The device must be idle.
 static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     const struct optimizer *o = &m->optimizer;
     const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
@@ -166,7 +166,7 @@ static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
     return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
 }
 
-// *right = the first rank with the most frequent row of `rows` (ranks, width). Returns the first without it; -1: none.
+// Finds the most frequent of rows (ranks, width); *right = the first rank with it. Returns the first without it, or -1.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {
@@ -219,15 +219,15 @@ static void check_replicas(struct run *r) {
     free(all);
 }
 
-// A request: a sum of these, with REQUEST_SIGNAL times the stopping signal. Time is up where 2 slowest steps don't fit.
+// A request is a sum of these, with REQUEST_SIGNAL times a stopping signal. Time is up if two slowest steps don't fit.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
-// Returns the requests that have reached this process, a sum of REQUEST_*; 0: none. A request to save is returned once.
+// Returns the requests that have reached this process, a sum of REQUEST_*, or 0. Returns a request to save only once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Sets r->save_wanted or r->stopped, as `request` asks, a sum of REQUEST_* that reached `rank`. Logs why a run stops.
+// Does what `request` asks, which reached `rank`: sets r->save_wanted or r->stopped. Logs why a run stops.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -241,8 +241,8 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Takes this rank's requests to save or stop, between steps. A single rank sets r->save_wanted or r->stopped at once;
-// of several, io.request takes them, and all ranks follow by the next step's reports.
+// Takes this rank's requests to save or stop, between steps. A single rank follows at once, by r->save_wanted or
+// r->stopped. Of several, all ranks follow by the next step's reports, to which io.request takes the request.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->io.request |= take_request(r);
@@ -250,7 +250,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Sets entry's collectives since the last call: times to now, bytes to r->comm_sent_by_step[slot]. One rank: nothing.
+// Sets in the entry how long collectives took since the last call, and what they sent up to step `slot`, if any did.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
@@ -265,7 +265,7 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank; 0: none. Every rank calls this.
+// losses (ranks) = each rank's `loss`. Returns the largest stop_asked_here of any rank, or 0. Every rank calls this.
 static int share_losses(struct run *r, struct loss_sum *losses, struct loss_sum loss) {
     struct {
         struct loss_sum loss;

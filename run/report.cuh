@@ -38,7 +38,7 @@ static void report_training(const struct run *r) {
         log_row("matmul peak", "not measured, as the activations take too little memory for it; MFU is left out");
 }
 
-// Advises, on the CPU, a rank per NUMA node where a process spans several: threads read most weights from other nodes.
+// Advises a rank for each NUMA node if a CPU process spans several: its threads read most weights from other nodes.
 static void report_numa(const struct run *r) {
     const int nodes = numa_nodes_used(NUMA_NODES);
     if (r->config->device.device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
@@ -48,7 +48,7 @@ static void report_numa(const struct run *r) {
                 nodes, nodes);
 }
 
-// Prints options of windows, rotary scaling and documents (attention, positions, targets), a row each where set.
+// Prints a row for each option of windows, rotary scaling and documents (attention, positions, targets) that is set.
 static void report_positions(const struct run *r) {
     const struct config *c = r->config;
     char type[OPTION_NAME];
@@ -98,7 +98,7 @@ static void muon_names(char *text, size_t n, const struct gpt *m) {
             text_add(text, n, "%s%s", *text ? ", " : "", strchr(name, '.') + 1);
     }
 }
-// Prints what Muon, if used, updates and what it costs, and the decay of the moving averages, if kept.
+// Prints what Muon updates and costs, if it is used, and the decay of the moving averages, if there are any.
 static void report_optimizer(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -121,7 +121,7 @@ static void report_environment(void) {
         log_row("environment", "%s", variables);
     free(variables);
 }
-// Prints, if the plan offloads, its bytes of the host's memory and what a step copies. kind: words after the bytes.
+// Prints the plan's bytes in the host's memory and what a step copies, if it offloads. kind: words after the bytes.
 static void report_offload(const struct run *r, const char *row, const char *kind) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
@@ -133,7 +133,7 @@ static void report_offload(const struct run *r, const char *row, const char *kin
             log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]), log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             device_is_gpu(&r->dev) ? "" : "; on the cpu target that saves nothing");
 }
-// Prints, as far as there are any, auto's choice, what it did not choose, notes on it, and the predicted time.
+// Prints auto's choice, what it did not choose, notes on it, and the predicted time, as far as there are any.
 static void report_fit(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     const struct plan_prediction *p = &plan->predicted;
@@ -157,7 +157,7 @@ static void report_fit(const struct run *r) {
                 log_bytes(text, (int64_t)p->to_host_bytes), log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
-// Prints the share of the parameters that is trained, unless all are, and the adapters, if any.
+// Prints the share of the parameters that is trained, unless all are, and the adapters, if there are any.
 static void report_finetuning(const struct run *r) {
     const struct config *c = r->config;
     const struct parameters *table = &r->model->table;
@@ -194,7 +194,7 @@ static void report_device(const struct run *r) {
         log_row("device", "%s", device_describe(text, sizeof text, &r->dev));
 }
 
-// Prints, with --plan on the CPU, what a process holds beside its plan: fixed texts, measured on steps of 5 to 800 MiB.
+// Prints what a process holds beside its plan, with --plan on the CPU: fixed texts, measured on steps of 5 to 800 MiB.
 static void report_beside_plan(const struct run *r) {
     if (!r->config->memory.plan || device_is_gpu(&r->dev))
         return;
@@ -206,7 +206,7 @@ static void report_beside_plan(const struct run *r) {
         log_row("beside the plan", "the program with its libraries: 13 to 20 MiB were measured");
 }
 
-// Prints the report of rank 0, once the model is allocated or, with --plan, planned. Every rank calls this.
+// Prints the report, on rank 0, once the model is allocated or, with --plan, planned. Every rank calls this.
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;

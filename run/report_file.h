@@ -1,5 +1,5 @@
-// The file of a report, written under a temporary name and renamed when complete: a full disk leaves the old file. A
-// path that is no regular file (a pipe, a terminal) is written directly; a link stays, and its target is replaced.
+// Writes the file of a report under a temporary name, and renames it when complete, so that a full disk leaves the old
+// file. A path that is no regular file (a pipe, a terminal) is written directly. A link stays; its target is replaced.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <errno.h>                 // errno
@@ -26,7 +26,7 @@ __attribute__((noreturn)) static void report_file_fail(const struct report_file 
          out->path, reason);
 }
 
-// Opens `path` for writing, or ends the program. option: its name in messages. Texts must stay until report_file_close.
+// Opens `path` for writing, or ends the program. option: for messages. Both texts must stay until report_file_close.
 static struct report_file report_file_open(const char *option, const char *path) {
     struct report_file out = {NULL, option, path, realpath(path, NULL), NULL};
     struct stat status;

@@ -14,7 +14,7 @@
 
 // ---- starting ----
 
-// Moves r->train to state's place. Other data end the program, or by --new-data set data_is_new and drop the best loss.
+// Moves r->train to the state's position. Other data end the program or, by --new-data, begin there, with no best loss.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
@@ -45,8 +45,8 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
-// Sets r->base_folder and r->base_digest to the base model of a run with adapters. Ends the program where the base has
-// other modules than the options give, or is not what the adapters of `checkpoint` (NULL: none) were trained on.
+// Sets r->base_folder and r->base_digest to the base model of a run with adapters. Ends the program if the base has
+// other modules than the options give, or isn't what the adapters of `checkpoint` (or NULL) were trained on.
 static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     const struct config *c = r->config;
     struct error_text error;
@@ -72,7 +72,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads --init-from's llm.c file, or folder and, if given, --init-from-ema or --lora-adapter. Returns NULL or an error.
+// Loads --init-from, a file of llm.c or a folder, and --init-from-ema or --lora-adapter. Returns NULL, or an error.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -84,8 +84,8 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Does load_named_parameters where --init-from is given, with LoRA after find_base. By --check-weights one rank a host
-// checks the files meanwhile. Returns NULL, or an error.
+// Loads what --init-from names, if it is given; with LoRA, calls find_base first. With --check-weights, one rank of
+// each host checks the files meanwhile. Returns NULL, or an error.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -100,7 +100,7 @@ static const char *load_parameters(struct run *r, struct error_text *error) {
     problem = folder_check_end(&adapters, problem, error);
     return folder_check_end(&base, problem, error);
 }
-// Loads config->checkpoint with optimizer and FP8; for adapters the base, by find_base, too. Returns NULL, or an error.
+// Loads config->checkpoint, with optimizer and FP8's state; for adapters, the base, too. Returns NULL, or an error.
 static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
     const struct config *c = r->config;
     bool exact;
@@ -112,8 +112,8 @@ static const char *load_checkpoint(struct run *r, const struct trainer_state *st
     return model_load_optimizer(r->model, c->checkpoint, exact, error);
 }
 
-// Loads all state from a checkpoint, with steps and position in the data, or the parameters from a model; without
-// either they stay random. Ends the program where something can't be loaded.
+// Loads all state from a checkpoint, with steps and the position in the data, or only the parameters from a model.
+// Without either, parameters stay random. Ends the program where something can't be loaded.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -174,7 +174,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Prints how a save of `seconds` ended, and sets r->save_failed; the run goes on. problem: NULL: the save succeeded.
+// Prints how a save of `seconds` ended, and sets r->save_failed; the run goes on. problem: NULL if the save succeeded.
 static void report_save_result(struct run *r, const char *problem, double seconds) {
     r->save_failed = problem != NULL;
     log_end_line(&r->log);
@@ -185,8 +185,8 @@ static void report_save_result(struct run *r, const char *problem, double second
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
 }
-// Waits for the save in progress on this rank, if any, prints how it ended and sets r->save_failed. Only rank 0 says
-// that all have written; a rank that failed after rank 0 gave up is silent. A rank unable to tell rank 0 ends the job.
+// Waits for the save in progress on this rank, if there is one, prints how it ended, and sets r->save_failed. Only rank
+// 0 prints success, for all; a rank that failed after rank 0 gave up is silent. Ends the job if rank 0 can't be told.
 static void finish_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -202,7 +202,7 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Returns the first rank not `done`, or r->config->ranks. what, patient: control_all_gather's. Every rank calls this.
+// Returns the first rank that isn't `done`, or config->ranks. what, patient: control_all_gather's. All ranks call this.
 static int first_rank_without(const struct run *r, bool done, const char *what, bool patient) {
     const int ranks = r->config->ranks;
     bool *all = (bool *)calloc((size_t)ranks, sizeof *all);
@@ -215,7 +215,7 @@ static int first_rank_without(const struct run *r, bool done, const char *what, 
     free(all);
     return rank;
 }
-// Ends the job where a rank that writes checkpoints does not read rank 0's text in --out's lock file. Every rank calls.
+// Ends the job if a rank that writes checkpoints has another --out than rank 0, by the lock file. All ranks call this.
 static void check_ranks_share_out(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX], wanted[FILE_LOCK_TEXT] = "", found[FILE_LOCK_TEXT];
@@ -239,7 +239,7 @@ static void check_ranks_share_out(struct run *r) {
     exit(EXIT_USAGE);
 }
 
-// Ends the program where --checkpoint-every is above 0 and the checkpoints' folder, if there, is a file or read-only.
+// Ends the program if checkpoints are to be written, and their folder exists but is a file or read-only.
 static void check_checkpoints_folder(const struct run *r) {
     const char *const folder = r->saver.job.root;
     struct stat status;
@@ -254,9 +254,9 @@ static void check_checkpoints_folder(const struct run *r) {
              folder, strerror(errno));
 }
 
-// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files for each checkpoint.
-// Removes leftovers of a killed run, since this run may save none. Ends the job where the folder can't take checkpoints
-// or is not one for all ranks that write, or a tokenizer's file links out of --init-from. Every rank calls this.
+// Opens the saver of each rank that writes a part of checkpoints, and adds the tokenizer's files, for each checkpoint.
+// Removes leftovers of a killed run, as this run may save nothing. Ends the job if the folder can't take checkpoints or
+// isn't one for all writing ranks, or a tokenizer's file links out of --init-from. Every rank calls this.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;
@@ -279,8 +279,9 @@ static void open_saver(struct run *r) {
         }
 }
 
-// Begins each rank's part. writer: on rank 0 its process id, or 0: it could not begin. Returns false where no part is
-// to be written. If a part failed, its (first) rank and rank 0 get *problem, all r->save_failed. Every rank calls this.
+// Begins each rank's part of a checkpoint. writer, on rank 0: its process id, or 0 if it could not begin. Returns false
+// if no part is to be written. If a part could not begin, all ranks set r->save_failed, and the first such rank and
+// rank 0 get *problem. Every rank calls this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;
@@ -301,7 +302,7 @@ static bool begin_parts(struct run *r, pid_t writer, const char **problem, struc
 }
 
 // Begins a checkpoint of the last finished step, once the previous save has ended; no later step may be enqueued.
-// Without a copy of the state, returns when it is written. finish_save prints how it ended. Every rank calls this.
+// Without a copy of the state, returns when all is written. finish_save prints how it ended. Every rank calls this.
 static void save(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;

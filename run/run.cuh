@@ -87,7 +87,7 @@ struct run {
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
-// Records that a step begins now, none being in flight: its time counts from here.
+// Records that a step begins now, from which its time counts. None may be in flight.
 static void step_starts(struct run *r) {
     device_event_record(&r->dev, EVENT_START);
     r->step_begins = EVENT_START;
@@ -95,17 +95,17 @@ static void step_starts(struct run *r) {
 
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
 enum { STOP_SIGNALS = 128 };
-// Returns the signal that asked this rank to stop + STOP_SIGNALS * rank; 0: none did.
+// Returns the signal that asked this rank to stop, plus STOP_SIGNALS * rank, or 0 if none did.
 static int stop_asked_here(const struct run *r) {
     const int signal = signals_stop_requested();
     return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
 }
-// Returns the largest stop_asked_here of any rank, signal and rank in one number; 0: none. Every rank calls this.
+// Returns the largest stop_asked_here of any rank, which has signal and rank in it, or 0. Every rank calls this.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }
 
-// Whether a loader's data are examples to finetune on, packed into rows; false where loader is NULL.
+// Whether a loader's data are finetuning examples, packed into rows; false for NULL.
 static bool has_rows(const struct dataloader *loader) {
     return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
 }

@@ -1,4 +1,4 @@
-// A run's folder, --out: what is one, and what --init-from and --resume take from one.
+// Recognizes a run's folder, --out, and finds what --init-from and --resume take from one.
 #pragma once
 #include "config/config.h"            // struct config
 #include "formats/checkpoint.h"       // checkpoint_resolve
@@ -13,14 +13,14 @@
 #include <string.h>                   // strcmp
 #include <sys/stat.h>                 // stat
 
-// Whether a folder has a folder `checkpoints`, as a run's --out, which holds models but is none.
+// Whether a folder has a folder `checkpoints`, as a run's --out has, which holds models but isn't a model's folder.
 static bool has_checkpoints(const char *folder) {
     char path[PATH_MAX];
     struct stat status;
     return (size_t)snprintf(path, sizeof path, "%s/checkpoints", folder) < sizeof path && stat(path, &status) == 0 &&
            S_ISDIR(status.st_mode);
 }
-// Whether a folder has a config.json that no run of this program wrote, as a model's has: a run would replace it.
+// Whether a folder has a config.json that no run of this program wrote, such as a model's; a run would replace it.
 static bool out_is_foreign(const char *folder) {
     char path[PATH_MAX], text[4096];
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", folder) >= sizeof path || is_pipe(path))
@@ -46,8 +46,8 @@ static bool is_checkpoint_of_run(const char *checkpoint, const char *folder) {
 
 static void say_passed_over(void *context, const char *text) { say(stdout, "passed over: %s\n", text); }
 
-// Replaces *folder, if it is a run's, by the path of the run's newest checkpoint that verifies, a new text, or ends the
-// program if none does. Leaves "" and other folders. option: its name without dashes. Every rank calls this.
+// Replaces *folder, if it is a run's, by the path of the newest checkpoint there that verifies, a new text; ends the
+// program if there is none. Leaves "" and other folders. option: its name without dashes. Every rank calls this.
 static void take_newest_of_run(const struct config *config, const char **folder, const char *option) {
     const struct checkpoint_listener listener = {say_passed_over, NULL};
     struct manifest manifest;
@@ -67,7 +67,7 @@ static void take_newest_of_run(const struct config *config, const char **folder,
     *folder = text_copy(path);
 }
 
-// Sets --out, unless given, to the run's folder that --resume names, if any, by itself, `checkpoints` or a checkpoint.
+// Sets --out, unless given, to the run's folder if --resume names that, its `checkpoints`, or a checkpoint in these.
 static void out_of_resume(struct config *config) {
     const char *const resume = config->checkpoints.resume;
     char path[PATH_MAX];

@@ -5,7 +5,7 @@
 #include "runtime/text/json_parse.h" // json_show
 #include <string.h>                  // strcmp
 
-// Returns the digest of shard i, above 0, which is computed once; 0: the file can't be read now.
+// Returns the digest of shard i, computed only once, or 0 if the file can't be read now.
 static uint64_t digest_of_shard(const struct dataloader *loader, int i) {
     struct token_file *const file = &loader->files[i];
     struct error_text error;
@@ -21,7 +21,7 @@ static const struct trainer_file *files_of_part(const struct trainer_state *stat
     return files;
 }
 
-// Returns NULL where the files of the checkpoint's part q are the first of the loader's part p; else what differs.
+// Returns NULL if the loader's part p begins with the files of the checkpoint's part q, else what differs.
 static const char *part_refusal(const struct dataloader *loader, int p, const struct trainer_state *state, int q,
                                 const char *checkpoint, struct error_text *error) {
     const struct trainer_file *files = files_of_part(state, q);
@@ -47,7 +47,7 @@ static const char *part_refusal(const struct dataloader *loader, int p, const st
     return NULL;
 }
 
-// Returns NULL where the loader's data, sets and weights are the checkpoint's, or have grown; else what differs.
+// Returns NULL if the loader's files, sets and weights are the checkpoint's, or sets have grown, else what differs.
 static const char *data_refusal(const struct dataloader *loader, const struct trainer_state *state,
                                 const char *checkpoint, struct error_text *error) {
     const struct mixture *mixture = &loader->mixture;
@@ -71,7 +71,7 @@ static const char *data_refusal(const struct dataloader *loader, const struct tr
     return NULL;
 }
 
-// The number of samples that the checkpoint's run has taken of its part q, also before its last mixture began.
+// The number of samples that the checkpoint's run has taken of its part q in all, also before its last mixture began.
 static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     struct mixture_part parts[MIXTURE_PARTS];
     const struct mixture former = {parts, state->num_parts, state->data_start};
@@ -93,8 +93,8 @@ static void resume_same_data(struct dataloader *loader, const struct trainer_sta
     }
     dataloader_resume(loader, state->data_start, starts, state->samples);
 }
-// Moves a loader with other data to the checkpoint's position, at which the new mixture begins. A set of the
-// checkpoint's goes on where its run left it; other sets begin with their first epoch.
+// Moves a loader of other data to the checkpoint's position, at which the new mixture begins. A set that the checkpoint
+// has, too, goes on where its run left it; other sets begin with their first epoch.
 static void resume_new_data(struct dataloader *loader, const struct trainer_state *state) {
     struct part_start starts[MIXTURE_PARTS];
     struct data_change whole[MIXTURE_PARTS];
@@ -116,7 +116,7 @@ static void resume_new_data(struct dataloader *loader, const struct trainer_stat
     dataloader_resume(loader, state->samples, starts, state->samples);
 }
 
-// Sets a state's files, parts and data_start to the loader's, for data_state_free. Texts and changes stay the loader's.
+// Sets a state's files, parts and data_start to the loader's, for data_state_free. The loader owns texts and changes.
 static void data_state(struct trainer_state *state, const struct dataloader *loader) {
     state->num_files = dataloader_num_files(loader);
     state->num_parts = loader->mixture.count;

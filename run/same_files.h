@@ -1,4 +1,4 @@
-// Shards that are read twice: by a pattern that takes validation files too, or one file by two names. It may be meant.
+// Finds shards that are read twice: by a pattern that takes validation files, too, or by two names. It may be meant.
 #pragma once
 #include "dataloader.h"          // dataloader_path
 #include "runtime/machine/say.h" // say
@@ -11,7 +11,7 @@ struct file_identity {
     ino_t inode;
 };
 
-// Returns the identities of a loader's files, which the caller frees; NULL: out of memory. inode 0: a file is gone.
+// Returns the identities of a loader's files, which the caller frees, or NULL without memory. inode 0: a file is gone.
 static struct file_identity *file_identities(const struct dataloader *loader) {
     const int count = dataloader_num_files(loader);
     struct file_identity *all = (struct file_identity *)calloc((size_t)count + 1, sizeof *all);
@@ -29,7 +29,7 @@ static bool is_same_file(struct file_identity a, struct file_identity b) {
     return a.inode != 0 && a.device == b.device && a.inode == b.inode;
 }
 
-// Prints a note on `out` where training data have validation's files (val NULL: none), or a file twice.
+// Prints a note on `out` if training data have files of validation data (or NULL), or a file twice.
 static void report_same_files(const struct dataloader *train, const struct dataloader *val, FILE *out) {
     const int files = dataloader_num_files(train), val_files = val ? dataloader_num_files(val) : 0;
     struct file_identity *trained = file_identities(train), *validated = val ? file_identities(val) : NULL;

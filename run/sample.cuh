@@ -1,4 +1,4 @@
-// Sampling: draws the next token of each sequence from the logits, one token at a time through the KV cache.
+// Draws the next token of each sequence from the logits, and generates texts token by token through the KV cache.
 #pragma once
 #include "run/model.cuh"           // gpt_prefill, gpt_decode
 #include "kernels/random.cuh"      // random_uniform
@@ -31,7 +31,7 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Returns the smallest of the largest weights (V, >= 0) that reach `share` of the sum; 0: all are 0. scratch: (V).
+// Returns the smallest of those largest weights (V, >= 0) that make up `share` of the sum, or 0. scratch: (V).
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
     double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
@@ -106,8 +106,8 @@ static int draw(const float *weights, int n, double u) {
     return last;
 }
 
-// Draws a token from softmax(logits / temperature), logits (V), over the top_k largest logits (0: all) and, of these,
-// over the likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0
+// Draws a token from softmax(logits / temperature), logits (V), among the top_k largest logits (0: all) and, of these,
+// among the likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0
 // takes the first largest. Equal logits stay or go together. `u` is uniform in [0, 1); `scratch` holds 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
@@ -177,9 +177,9 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
                         c->evaluation.top_p, u, sampler->logits + Vp);
 }
 
-// Continues each row of tokens (sequences, n), of which row b begins with a prompt of lengths[b] tokens (1 to
-// prompt_tokens), by n minus the longest prompt's length; n - 1 is at most decode_tokens. One seed and stream give one
-// text. Returns false where `stop` (NULL: never), asked before each token, says true: on all ranks. Every rank calls.
+// Writes tokens after prompts. Row b of tokens (sequences, n) begins with a prompt of lengths[b] (1 to prompt_tokens),
+// and gets n minus the longest prompt's length more; n - 1 is at most decode_tokens. A seed and stream give one text.
+// Returns false if `stop` (or NULL), asked before each token, is true: on all ranks alike. Every rank calls this.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

@@ -1,7 +1,7 @@
-// Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json, or
-// with LoRA the adapters' two files; optimizer.safetensors, trainer_state.json, and the tokenizer's files. Every rank
-// that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a thread, while
-// the training goes on; or, without a copy, from the model itself, while the training waits.
+// Saves the model into a checkpoint's folder: model.safetensors (several files if it is large) and config.json, or with
+// LoRA the adapters' two files; optimizer.safetensors, trainer_state.json, and the tokenizer's files. Each rank that
+// holds a part of the state has a saver, and writes that part: a thread does so from a copy in host memory while the
+// training goes on or, without a copy, the training waits while it is written from the model.
 #pragma once
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
@@ -66,7 +66,7 @@ static const char *save_small_files(struct save_job *job) {
     return problem;
 }
 
-// Begins a checkpoint of several ranks, on rank 0, and lays out the files, or abandons it. Returns an error, or NULL.
+// Begins a checkpoint of several ranks, on rank 0, and lays out the files, or abandons it. Returns NULL, or an error.
 static const char *save_lay_out(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
     const char *problem = checkpoint_begin(writer, job->root, job->step);
@@ -78,19 +78,19 @@ static const char *save_lay_out(struct save_job *job) {
         checkpoint_abandon(writer);
     return problem;
 }
-// Writes this rank's part of a checkpoint that was begun, and ends the part. Returns what went wrong, or NULL.
+// Writes this rank's part of a checkpoint that has begun, and ends the part. Returns NULL, or what went wrong.
 static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
 }
-// Begins and writes all of a checkpoint that only rank 0 writes; the caller commits it. Returns an error, or NULL.
+// Begins and writes a checkpoint that only rank 0 writes; the caller commits it. Returns NULL, or an error.
 static const char *save_by_one(struct save_job *job) {
     const char *problem = checkpoint_begin(&job->tensors.writer, job->root, job->step);
     if (!problem)
         problem = save_small_files(job);
     return problem ? problem : save_tensors_pass(&job->tensors, SAVE_BY_ONE);
 }
-// Writes rank 0's files and part of a checkpoint that was begun and waits for other parts. Returns an error, or NULL.
+// Writes rank 0's files and part of a checkpoint that has begun, and waits for other parts. Returns NULL, or an error.
 static const char *save_with_others(struct save_job *job) {
     const char *problem = save_small_files(job);
     if (!problem)
@@ -98,8 +98,8 @@ static const char *save_with_others(struct save_job *job) {
     return problem ? problem : checkpoint_wait_for_parts(&job->tensors.writer);
 }
 
-// Runs a save, a struct save_job, as a checkpoint_job. Rank 0 writes the checkpoint, then removes the oldest beyond
-// `keep`, and a former best one; another rank writes its part. Returns what went wrong, with removing too, or NULL.
+// Makes a save (argument: a struct save_job) as a checkpoint_job. Rank 0 writes the checkpoint, then removes a former
+// best one and the oldest beyond `keep`. Other ranks write their part. Returns NULL, or an error, also in removing.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -130,7 +130,7 @@ struct saver {
     double begun_s;    // when, by seconds_now()
 };
 
-// Makes each save copy the file `path` as `name`, unless the file can't be read or `name` was added. Copies both texts.
+// Makes each save copy the file `path` as `name`, unless it can't be read or `name` was added. Copies both texts.
 static void saver_add_file(struct saver *saver, const char *path, const char *name) {
     struct save_job *job = &saver->job;
     int i = 0;
@@ -143,7 +143,7 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of `step` the best one, if it is there and no later one is best; failing, warns. Rank 0 calls.
+// Makes the checkpoint of `step` the best, if it is there and no later one is; or warns. Only rank 0 calls this.
 static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
     const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);
@@ -151,7 +151,7 @@ static void saver_mend_best(const struct saver *saver, int64_t step) {
         say_warning("%s", problem);
 }
 
-// Sets, once, after saver_open, the text of the algorithms' file that every checkpoint has; saver_close frees the text.
+// Sets the text of the algorithms' file, for all checkpoints, once after saver_open; saver_close frees the text.
 static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) {
     saver->job.algorithms = text;
     saver->job.algorithms_bytes = bytes;
@@ -170,8 +170,8 @@ static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m
     }
 }
 
-// Opens the saver of this rank; saver_close closes it. Where the rank writes nothing, saver->m stays NULL, and no save
-// may begin. end_of_text: -1: none is known. Ends the program where memory is out.
+// Opens this rank's saver, for saver_close. If the rank writes nothing, saver->m stays NULL, and no save may begin.
+// end_of_text: -1 if none is known. Ends the program without memory.
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     const struct config *c = &m->config;
     struct save_job *job = &saver->job;
@@ -199,16 +199,16 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
-// Sets the base model's folder that checkpoints of adapters name; "": none. The text must stay.
+// Sets the base model's folder that checkpoints of adapters name, or "". The text must stay.
 static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
 
-// Waits for the save in progress, if any. Returns what went wrong, a text that stays until the next save, or NULL.
+// Waits for the save in progress, if any. Returns NULL, or what went wrong, a text that stays until the next save.
 static const char *saver_wait(struct saver *saver) {
     saver->running = false;
     return checkpoint_thread_wait(&saver->thread);
 }
 
-// Returns the text of config.json or adapter_config.json, which the caller frees; NULL: memory is out.
+// Returns the text of config.json or adapter_config.json, which the caller frees, or NULL without memory.
 static char *save_config_json(const struct saver *saver, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);
@@ -222,8 +222,8 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
 }
 
 // Begins the checkpoint of a step on rank 0; no save may be in progress. state_json: the text of trainer_state.json,
-// which the saver frees, after an error too. Returns what went wrong, or NULL: saver_save then writes the checkpoint,
-// where several ranks write after saver_begin_part, on rank 0 too.
+// which the saver frees, after an error, too. Returns what went wrong, or NULL; then saver_save writes the checkpoint.
+// Where several ranks write, all, rank 0 too, call saver_begin_part before.
 static const char *saver_begin(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);
@@ -237,23 +237,23 @@ static const char *saver_begin(struct saver *saver, int64_t step, char *state_js
     saver->last_step = step;
     return job->ranks > 1 ? save_lay_out(job) : NULL;
 }
-// Begins this rank's part, on rank 0 too, of the checkpoint that rank 0 (process id: writer) began. Returns NULL, or
-// what went wrong: the caller tells the ranks. If all have begun, each calls saver_save; else each calls saver_give_up.
+// Begins this rank's part, also on rank 0, of the checkpoint that rank 0 (process id: writer) began. Returns NULL, or
+// what went wrong; the caller tells all ranks. If all have begun, each calls saver_save, else saver_give_up.
 static const char *saver_begin_part(struct saver *saver, int64_t step, pid_t writer) {
     struct save_job *job = &saver->job;
     job->step = step;
     saver->last_step = step;
     return checkpoint_part_begin(&job->tensors.part, job->root, step, writer, job->rank);
 }
-// Gives up this rank's part, if begun, and on rank 0 the whole checkpoint. Each rank calls this instead of saver_save.
+// Gives up this rank's part, if it began, and on rank 0 the checkpoint. Each rank calls this instead of saver_save.
 static void saver_give_up(struct saver *saver) {
     struct save_tensors *tensors = &saver->job.tensors;
     checkpoint_part_abandon(&tensors->part);
     if (saver->job.rank == 0)
         checkpoint_abandon(&tensors->writer);
 }
-// Writes what was begun. With a copy of the state, returns when the copy is taken; without one, when all is written.
-// saver_wait, which must follow, has the result. Waits for the updates in flight.
+// Writes what was begun. With a copy of the state, returns when the copy is made; without one, when all is written.
+// saver_wait must follow, and has the result. Waits for the updates in flight.
 static void saver_save(struct saver *saver) {
     struct save_job *job = &saver->job;
     saver->begun_s = seconds_now();

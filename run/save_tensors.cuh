@@ -1,7 +1,7 @@
-// The tensors of a checkpoint's files, from the model: their order, and the bytes of them that this rank writes. A
-// single rank writes the files from the first byte to the last. Of several ranks, rank 0 lays the files out, then each
-// writes the ranges that it owns (formats/checkpoint_part.h). A chunk at a time is fetched and converted; only a
-// parameter whose elements have other places in the file is fetched as a whole, as far as this rank owns it.
+// Writes the model's tensors into a checkpoint's files: all of them, or the bytes that this rank owns. A single rank
+// writes the files from the first byte to the last. Of several, rank 0 lays the files out, and then each writes its
+// ranges (formats/checkpoint_part.h). Values are fetched and converted a chunk at a time; only a parameter whose
+// elements have other places in the file is fetched as a whole, as far as this rank owns it.
 #pragma once
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write
@@ -51,14 +51,14 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 
 // ---- values ----
 
-// Finds the next range of [*at, end) that this rank writes, in the frozen or the trained flat buffers: *at = the first
-// element, *place = its place in this rank's buffer. Returns the length, for the caller to add to *at; 0: none.
+// Finds the next range of [*at, end), in the frozen or the trained flat buffers, that this rank writes: *at = the first
+// element, *place = its place in this rank's buffer. Returns the length, for the caller to add to *at, or 0.
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : part_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = exact parameters (master weights, if any) [at, at + n) of save_next's range. n <= SAVE_CHUNK - STATE_BLOCK.
+// out (n) = exact parameters [at, at + n) in save_next's range: master weights, if any. n <= SAVE_CHUNK - STATE_BLOCK.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -87,7 +87,7 @@ static const char *save_bytes(struct save_tensors *s, uint64_t offset, const voi
     return s->pass == SAVE_BY_ONE ? checkpoint_file_write(&s->writer, bytes, count)
                                   : checkpoint_part_write(&s->part, offset, bytes, count);
 }
-// Writes values (n), F32 or BF16, from element `first` on (SAVE_BY_ONE: appends). Returns NULL, or what went wrong.
+// Writes values (n) as F32 or BF16 elements of the entry from `first` on (SAVE_BY_ONE: next). Returns NULL or an error.
 static const char *save_values(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t first,
                                const float *values, int64_t n) {
     uint64_t offset = s->data_begin + entry->begin + (uint64_t)first * safetensors_dtype_bytes(entry->dtype);
@@ -105,7 +105,7 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
     return problem;
 }
 
-// Writes what this rank owns of exact parameters [begin, end) as the tensor's elements. Returns NULL, or an error.
+// Writes this rank's part of exact parameters [begin, end) as the tensor's elements. Returns NULL, or an error.
 static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
                               int64_t begin, int64_t end) {
     const char *problem = NULL;
@@ -120,7 +120,7 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes element `at` of the flat buffers. end: of its parameter. s->range = the answer's range.
+// Whether this rank writes element `at` of the flat buffers, in a parameter up to `end`. s->range keeps the answer.
 static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;
@@ -132,13 +132,13 @@ static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t e
     }
     return s->range.owned;
 }
-// Returns the element of the flat buffers that element (row, col) of a tensor comes from; t->ours is not NULL.
+// Returns which element of the flat buffers is element (row, col) of a tensor. t->ours is not NULL.
 static int64_t save_element(const struct huggingface_tensor *t, int row, int col) {
     const int64_t width = t->ours->cols;
     return t->ours->offset +
            (t->transposed ? huggingface_row(t, col) * width + row : huggingface_row(t, row) * width + col);
 }
-// Writes what this rank owns of a row of a tensor. values (cols): the row. Returns NULL, or what went wrong.
+// Writes this rank's part of a tensor's row. values (cols): the row. Returns NULL, or what went wrong.
 static const char *save_row(struct save_tensors *s, const struct safetensors_tensor *entry,
                             const struct huggingface_tensor *t, int row, const float *values) {
     const int cols = t->cols ? t->cols : 1;
@@ -154,7 +154,7 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     }
     return problem;
 }
-// s->moved = the exact parameter, as far as this rank owns it. Returns whether it owns any.
+// Fetches this rank's part of an exact parameter into s->moved. Returns whether there is any.
 static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) {
     int64_t at = ours->offset, place, n;
     bool any = false;
@@ -165,7 +165,7 @@ static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) 
     }
     return any;
 }
-// Writes what this rank owns of a rearranged tensor, or of zeros (t->ours NULL). Returns NULL, or what went wrong.
+// Writes this rank's part of a rearranged tensor, or zeros if t->ours is NULL. Returns NULL, or what went wrong.
 static const char *save_moved(struct save_tensors *s, const struct safetensors_tensor *entry,
                               const struct huggingface_tensor *t) {
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
@@ -196,7 +196,7 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does s->pass over a file: sorts entries (count), has `write` write each; metadata (pairs). Returns NULL, or an error.
+// Does s->pass over a file: sorts entries (count); `write` writes each. metadata: (pairs). Returns NULL, or an error.
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -232,7 +232,7 @@ static const char *save_file(struct save_tensors *s, const char *name, const str
 
 // ---- model.safetensors ----
 
-// Writes what this rank owns of the tensor s->model.list[entry->id] of the model's file. Returns NULL, or an error.
+// Writes this rank's part of tensor s->model.list[entry->id] in the model's file. Returns NULL, or an error.
 static const char *save_model_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const struct huggingface_tensor *t = &s->model.list[entry->id];
     if (!t->ours || huggingface_is_rearranged(t))
@@ -244,8 +244,8 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_elements(t) * (s->bf16 ? 2 : 4);
 }
-// Divides the tensors, in order, into shards up to s->most_shard_bytes: first[i] (tensors + 1) = the first tensor of
-// shard i. Adapters, or a larger tensor, are one shard. Returns the number of shards; first[shards] = s->model.count.
+// Divides the tensors, in order, into files up to s->most_shard_bytes. Adapters, or a larger tensor, are one file.
+// first[i] (tensors + 1) = the first tensor of file i; then follows s->model.count. Returns the number of files.
 static int save_divide(const struct save_tensors *s, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
@@ -261,7 +261,7 @@ static int save_divide(const struct save_tensors *s, int *first) {
     return shards;
 }
 
-// Writes model.safetensors.index.json. first: by save_divide; names: of the shards' files. Returns NULL, or an error.
+// Writes model.safetensors.index.json. first: save_divide's; names: the shards' files. Returns NULL, or an error.
 static const char *save_index(struct save_tensors *s, const int *first, int shards, char (*names)[48]) {
     struct safetensors_index_entry *entries =
         (struct safetensors_index_entry *)calloc((size_t)s->model.count, sizeof *entries);
@@ -285,8 +285,8 @@ static const char *save_index(struct save_tensors *s, const int *first, int shar
     return problem;
 }
 
-// Does the pass over the model's files, as save_file does, then writes their index where they are several, except in
-// SAVE_PART. entries, first, names: scratch memory, an element a tensor and one more each. Returns NULL, or an error.
+// Does s->pass over the model's files, and then, except for SAVE_PART, writes their index if there are several.
+// entries, first, names: scratch memory, each of an element a tensor and one more. Returns NULL, or an error.
 static const char *save_shards(struct save_tensors *s, struct safetensors_tensor *entries, int *first,
                                char (*names)[48]) {
     static const struct safetensors_pair metadata[] = {{"format", "pt"}};
@@ -326,7 +326,7 @@ static const char *save_model(struct save_tensors *s) {
 
 // ---- optimizer.safetensors ----
 
-// Writes what this rank owns of a state as stored: its elements, or its blocks' `scales`. Returns NULL, or an error.
+// Writes this rank's part of a state as stored: elements or, if `scales`, its blocks' scales. Returns NULL or an error.
 static const char *save_state(struct save_tensors *s, const struct safetensors_tensor *entry, enum optimizer_state id,
                               const struct tensor *t, bool scales) {
     struct optimizer *o = &s->m->optimizer;
@@ -351,8 +351,8 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
     return problem;
 }
 
-// Writes what this rank owns of an entry of optimizer.safetensors. entry->id: (state * tensors of the table + tensor) *
-// 2, and 1 more for scales; from STATE_COUNT * tensors * 2 on, FP8's state. Returns NULL, or an error.
+// Writes this rank's part of an entry of optimizer.safetensors. entry->id: (state * tensors of the table + tensor) * 2,
+// and 1 more for scales; from STATE_COUNT * tensors * 2 on, FP8's tensors. Returns NULL, or an error.
 static const char *save_optimizer_entry(struct save_tensors *s, const struct safetensors_tensor *entry) {
     const int tensors = s->m->table.num_tensors, fp8 = entry->id - 2 * STATE_COUNT * tensors;
     if (fp8 >= 0) {
@@ -400,7 +400,7 @@ static const char *save_optimizer(struct save_tensors *s) {
     return problem;
 }
 
-// Does a pass over all files of tensors. The part (SAVE_PART) or the writer has begun. Returns NULL, or an error.
+// Does a pass over all files of tensors. The writer, or for SAVE_PART the part, has begun. Returns NULL, or an error.
 static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass) {
     s->pass = pass;
     const char *problem = save_model(s);

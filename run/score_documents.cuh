@@ -1,7 +1,7 @@
-// The likelihoods of documents, by which tasks and texts are scored: sequences of tokens, of which the last are scored.
-// Documents are packed whole into rows of --seq-length, do not see each other, and each begins at position 0. The rows
-// follow only from the documents' lengths and tokens, and are dealt to the ranks a batch at a time, so that neither the
-// order in which documents are given nor the number of ranks changes a bit of a score. Equal documents are scored once.
+// Computes the likelihoods of documents, by which tasks and texts are scored. A document is a sequence of tokens, of
+// which the last are scored. Documents are packed whole into rows of --seq-length, don't see each other, and begin at
+// position 0. Rows follow only from documents' lengths and tokens, and are dealt to ranks a batch at a time, so that
+// neither the order of documents nor the number of ranks changes a bit of a score. Equal documents are scored once.
 #pragma once
 #include "run/ranks.cuh" // grant_request
 #include "run/run.cuh"   // struct run
@@ -20,7 +20,7 @@ struct document_place {
     int row, column;
 };
 
-// Compares two documents: longer ones come first, then tokens decide, then what is scored. 0: equal.
+// Compares two documents: longer ones come first, then tokens decide, then where scoring begins. Returns 0 if equal.
 static int compare_documents(const struct scored_document *a, const struct scored_document *b) {
     if (a->inputs != b->inputs)
         return a->inputs > b->inputs ? -1 : 1;
@@ -34,8 +34,8 @@ static int compare_places(const void *a, const void *b) {
                              ((const struct document_place *)b)->document);
 }
 
-// Packs documents, sorted by compare_places, into rows of T by best fit: each into the fullest row, and of these the
-// latest, that has room. Sets each place; of equal documents only the first has a row. Returns the number of rows.
+// Packs documents, sorted by compare_places, into rows of T by best fit: into the fullest row with room, and of these
+// the latest. Sets each place; of equal documents only the first has a row. Returns the number of rows.
 static int pack_documents(struct document_place *places, int count, int T) {
     int *newest = (int *)malloc(((size_t)T + 1) * sizeof *newest);   // by the room that is left: a row; -1: none
     int *below = (int *)malloc(((size_t)count + 1) * sizeof *below); // (rows) the next row with the same room
@@ -67,14 +67,14 @@ static int pack_documents(struct document_place *places, int count, int T) {
     return rows;
 }
 
-// Compares two places, to which a and b point by a pointer each, by row and column, for qsort.
+// Compares two places by row and column, for qsort. a and b each point to a pointer to one.
 static int compare_rows(const void *a, const void *b) {
     const struct document_place *p = *(const struct document_place *const *)a,
                                 *q = *(const struct document_place *const *)b;
     return p->row != q->row ? (p->row < q->row ? -1 : 1) : (p->column > q->column) - (p->column < q->column);
 }
 
-// A batch in host memory and what is found of its targets; each (B, T).
+// A batch in host memory, and the results for its targets; each (B, T).
 struct score_batch {
     int32_t *inputs, *targets, *document_starts, *largest;
     float *losses;
@@ -97,7 +97,7 @@ static void score_batch_free(struct score_batch *b) {
     free(b->losses);
 }
 
-// Sets the batch to documents (n), in order, of rows from `first` on. The rest of a row is a document without targets.
+// Fills the batch, rows from `first` on, with documents (n), in order. A row's rest is a document without targets.
 static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
                        int first) {
     const int T = c->model.seq_length;
@@ -129,7 +129,7 @@ struct document_score {
     double log_likelihood;
     int32_t greedy, stop; // stop: stop_asked_here of the rank, in its first score of an exchange
 };
-// Returns a document's scores in a batch that gpt_score computed. first: the batch's first row; T: the length of a row.
+// Returns a document's scores in a batch that gpt_score has computed. first: the batch's first row; T: a row's length.
 static struct document_score score_of(const struct score_batch *b, const struct document_place *p, int first, int T) {
     struct document_score score = {0, 1, 0};
     for (int t = p->document->first; t < p->document->inputs; t++) {
@@ -146,7 +146,7 @@ struct score_schedule {
     int *batch_first;                  // (batches + 1)
     int batches, most;                 // most: documents of the largest batch, at least 1
 };
-// Divides the packed places (count; `rows` rows) into batches of B rows. The caller frees s.documents, s.batch_first.
+// Divides packed places (count), in `rows` rows, into batches of B rows. The caller frees s.documents, s.batch_first.
 static struct score_schedule schedule_documents(struct document_place *places, int count, int rows, int B) {
     struct score_schedule s;
     int n = 0, batch = 0;
@@ -171,8 +171,8 @@ static struct score_schedule schedule_documents(struct document_place *places, i
     return s;
 }
 
-// Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most): rank k scores batch `batch -
-// rank + k`, if there is one. Returns stop_asked_of_any. Every rank calls this.
+// Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most). Rank k scores batch `batch -
+// rank + k`, if there is one. Returns what stop_asked_of_any does. Every rank calls this.
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
     const struct config *c = r->config;
@@ -198,8 +198,8 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
     return stop;
 }
 
-// Scores documents (count), each of at least one input. Every rank calls this with equal documents, and has all scores
-// after it. Returns false, with r->stopped set, where a signal broke it off. Ends the program if a score is not finite.
+// Scores documents (count), each of at least one input. All ranks call this with equal documents, and then have all
+// scores. Returns false, with r->stopped set, if a signal stopped it. Ends the program if a score is not finite.
 static bool score_documents(struct run *r, struct scored_document *documents, int count) {
     const struct config *c = r->config;
     struct document_place *places = (struct document_place *)calloc((size_t)count + 1, sizeof *places);

@@ -1,8 +1,8 @@
-// Text to the tokens that --eval-tasks and --perplexity score, by the model's tokenizer.
+// Encodes the texts that --eval-tasks and --perplexity score, by the model's tokenizer.
 #pragma once
 #include "run/generate.cuh" // open_tokenizer
 
-// Returns the elements (*count) of an OPTION_LIST as texts. The caller frees each text, and the list.
+// Returns the elements (*count) of an OPTION_LIST as texts. The caller frees each text and the list.
 static char **list_elements(const char *list, int *count) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     *count = option_list_count(list);
@@ -18,7 +18,7 @@ static char **list_elements(const char *list, int *count) {
     return elements;
 }
 
-// Encodes a text of `bytes`. special: the template's tokens (a beginning of text) are put around it. Returns the tokens
+// Encodes a text of `bytes`, with the template's tokens (a beginning of text) if `special`. Returns the tokens
 // (*count), which the caller frees. where: the text's name in messages. A token that the model lacks ends the program.
 static int32_t *encode_scored(const struct run *r, const char *text, size_t bytes, bool special, int64_t *count,
                               const char *where) {
@@ -35,7 +35,7 @@ static int32_t *encode_scored(const struct run *r, const char *text, size_t byte
     return ids;
 }
 
-// Returns the token before a text without context: begin of text, else end of text. Ends the program without either.
+// Returns the token before a text without context: begin of text, or else end of text. Without either the program ends.
 static int32_t prefix_token(const struct run *r, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     const int32_t prefix = t->begin_of_text >= 0 ? t->begin_of_text : t->end_of_text;
@@ -45,7 +45,7 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes a text that begins with its context: in the template, unless the prefix token's text is already in front.
+// Encodes a text that begins with its context; adds the template's tokens, unless the prefix token's text is in front.
 static int32_t *encode_with_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
                                     const char *where) {
     const struct tokenizer *t = &r->tokenizer;
@@ -55,7 +55,7 @@ static int32_t *encode_with_context(const struct run *r, const char *text, size_
     const bool has = prefix && length > 0 && bytes >= (size_t)length && memcmp(text, prefix, (size_t)length) == 0;
     return encode_scored(r, text, bytes, !has, count, where);
 }
-// Encodes a text without context, as encode_scored: after the prefix token, unless the text begins with that token.
+// Encodes a text without context, by encode_scored, behind the prefix token, which is not doubled if the text has it.
 static int32_t *encode_without_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
                                        const char *where) {
     const int32_t prefix = prefix_token(r, where);

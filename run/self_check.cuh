@@ -1,9 +1,9 @@
-// --self-check: before memory is planned, the attention that a run on a GPU has chosen is judged
-// (run/check_attention.cuh) by a child with a deadline. What crashes, hangs or gives wrong numbers ends only the child,
-// and the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
+// --self-check: attention on a GPU is checked before memory is planned. A child process with a deadline tests the
+// backend that the run has chosen (run/check_attention.cuh). A crash, a hang or wrong numbers end only the child, and
+// the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
 //
-// A verdict is kept in --out, by the GPU, its driver, the libraries, the program and the request: a second start pays
-// nothing. cuDNN's attention is held against flash, in this process, where it is chosen, and so flash is judged first.
+// Verdicts are kept in --out, by GPU, driver, libraries, program and request, so that a second start needs no check.
+// cuDNN's attention is compared with flash in this process, where it is chosen; flash is checked before.
 #pragma once
 #include "config/layers.h" // config_rotates, config_window
 #include "run/run.cuh"     // struct run
@@ -25,7 +25,7 @@ static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 
 
 // ---- The request: what a child is asked, as words of a command line ----
 
-// Writes the request of a check by GPU `gpu`, for this process's child, to text (SELF_CHECK_REQUEST bytes).
+// Writes the words that ask a child of this process for a check on GPU `gpu` to text (SELF_CHECK_REQUEST bytes).
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
     snprintf(
@@ -42,7 +42,7 @@ static bool self_check_heads_are_valid(const struct attention_shape *s) {
     return s->num_query_groups >= 1 && s->num_heads % s->num_query_groups == 0 && s->head_dim >= 8 &&
            s->head_dim <= ATTENTION_MAX_HEAD_DIM && s->head_dim % 8 == 0;
 }
-// Reads what self_check_write_request wrote. Returns whether it is a request that this program can serve.
+// Reads what self_check_write_request wrote. Returns false where this program can't make such a check.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
     int backend, simpler, hides, rotary, biases, amax, any_order;
@@ -69,15 +69,15 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 
 // ---- The child ----
 
-// The lines that a child prints, among libraries': OPEN once the GPU is open; ITSELF, with the largest distance, where
-// the backend is right without a simpler one; then RIGHT with the largest distance, or WRONG with the reason.
+// A child's lines, among the libraries' own. OPEN: the GPU is open. ITSELF: the backend is right, as far as can be told
+// without a simpler one. Last is RIGHT or WRONG. ITSELF and RIGHT end with the largest distance, WRONG with why.
 #define SELF_CHECK_OPEN "self-check: open"
 #define SELF_CHECK_ITSELF "self-check: right by itself "
 #define SELF_CHECK_IS_RIGHT "self-check: right, within "
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
-// Runs a stage of the check with all keys seen and, where the model hides some, with some hidden: its layers may be of
-// two kinds. reason (size bytes, empty before) = what is wrong; "": nothing. Raises *largest to the largest distance.
+// Runs a stage of the check with all keys seen and, if the model hides some, again with some hidden. Writes what is
+// wrong to reason (size bytes), which is empty before. Raises *largest to the largest distance.
 static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
                              int multiprocessors, double *largest, struct device *dev) {
     const bool hides = check.hides_keys;
@@ -86,7 +86,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Opens GPU `gpu` in this child, which then ends with process `parent`; sets *properties, prints SELF_CHECK_OPEN.
+// Opens GPU `gpu` in this child and prints SELF_CHECK_OPEN. From here on the child ends when process `parent` does.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
     child_follow_parent(parent);
     memset(dev, 0, sizeof *dev);
@@ -102,6 +102,7 @@ static void self_check_shut(struct device *dev) {
     attention_close(dev);
     device_close(dev);
 }
+// Checks the backend that the request names, in a child, and prints the verdict. Returns the exit status.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
@@ -128,7 +129,7 @@ static int self_check_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the last line, in `text`, after cutting off the newlines at the text's end.
+// Returns the last line in `text`. First cuts the newlines off the text's end.
 static const char *self_check_last_line(char *text) {
     size_t length = strlen(text);
     while (length > 0 && text[length - 1] == '\n')
@@ -142,7 +143,7 @@ static void self_check_clean(char *text) {
         if ((unsigned char)*at < ' ')
             *at = ' ';
 }
-// Copies the rest of the first line that begins with `start` to text (size bytes). False: none does, and text stays.
+// Copies the rest of the first line that begins with `start` to text (size bytes). Returns false if there is none.
 static bool self_check_line(char *text, size_t size, const char *output, const char *start) {
     const char *at = strstr(output, start);
     while (at && at > output && at[-1] != '\n')
@@ -154,7 +155,7 @@ static bool self_check_line(char *text, size_t size, const char *output, const c
     self_check_clean(text);
     return true;
 }
-// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS or the default. A bad value ends the program.
+// Returns the seconds that a child may take: TRAIN_GPT_SELF_CHECK_SECONDS or a default. A bad value ends the program.
 static double self_check_limit(void) {
     const char *const text = getenv("TRAIN_GPT_SELF_CHECK_SECONDS");
     char *end = NULL;
@@ -163,7 +164,7 @@ static double self_check_limit(void) {
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
-// Whether a child's output has an error that tells nothing of the kernels: missing or broken memory.
+// Whether a child's output has an error that doesn't put the blame on the kernels: memory was short or is broken.
 static bool self_check_tells_nothing(const char *output) {
     static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
@@ -171,7 +172,8 @@ static bool self_check_tells_nothing(const char *output) {
             return true;
     return false;
 }
-// Whether a child, its GPU open and no verdict given, hung or failed, not by lack of memory or by a signal sent to it.
+// Whether the kernels are to blame for the end of a child that opened its GPU and gave no verdict: it hung or failed,
+// but not for lack of memory, nor by a signal that somebody sent.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -183,7 +185,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     }
     return false;
 }
-// Writes to text (size bytes) how a child without a verdict ended; limit: its seconds. Cuts newlines off output's end.
+// Writes to text (size bytes) how a child without a verdict ended; it had `limit` seconds. Trims newlines off output.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
     case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
@@ -197,8 +199,8 @@ static void self_check_explain(char *text, size_t size, struct child_result resu
     }
     self_check_clean(text);
 }
-// Runs a child for the request and waits for its end, `limit` seconds at most from the start, and from SELF_CHECK_OPEN
-// on again; output (size bytes) = what it printed.
+// Runs a child for the request and waits for its end. The child has `limit` seconds, which begin anew once it prints
+// SELF_CHECK_OPEN. Writes what it printed to output (size bytes).
 static struct child_result self_check_run_child(char *output, size_t size, char *request, double limit) {
     char program[] = "train_gpt", option[] = SELF_CHECK_ARGUMENT;
     char *const arguments[] = {program, option, request, NULL};
@@ -209,6 +211,7 @@ static struct child_result self_check_run_child(char *output, size_t size, char 
                     result.left);
     return result;
 }
+// Has a child check the backend that the request names; sets *verdict.
 static void self_check_ask(struct self_verdict *verdict, char *request) {
     enum { OUTPUT = 1 << 16 };
     char within[64], opened[8];
@@ -240,7 +243,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     free(output);
 }
 
-// Writes the driver's version, which CUDA's own functions don't tell, to text (size bytes); "": not known.
+// Writes the driver's version, for which CUDA has no function, to text (size bytes), or "" where it is not known.
 static void self_check_driver(char *text, size_t size) {
     FILE *const file = fopen("/proc/driver/nvidia/version", "r");
     text[0] = '\0';
@@ -250,7 +253,7 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Writes this build's commit to text (size bytes), with the program file's length and time if unknown or dirty.
+// Writes this build's commit to text (size bytes). If it is unknown or dirty, adds the program file's length and time.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
@@ -260,7 +263,7 @@ static void self_check_program(char *text, size_t size) {
         snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
                  (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
-// Writes a verdict's key (SELF_CHECK_KEY bytes): GPU's name, driver, libraries, program, request from " backend=" on.
+// Writes a verdict's key (SELF_CHECK_KEY bytes), which changes with GPU name, driver, libraries, program and request.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
     char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
     int of_driver = 0;
@@ -273,7 +276,8 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Sets r->self_check.known to rank 0's file ("": none). An unreadable file ends the program. Every rank calls this.
+// Sets r->self_check.known, on all ranks, to the text of rank 0's file of verdicts, or "" if it has none. Ends the
+// program if the file can't be read. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -297,7 +301,7 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-// Sets *verdict by the last line of `known` that has the key: kind, tab, text, tab, key. False: none, *verdict stays.
+// Sets *verdict from the last line of `known` (kind, tab, text, tab, key) that has the key. Returns whether one has it.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
     static const char *const kinds[] = {"right", "wrong"};
     bool found = false;
@@ -322,7 +326,7 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
     }
     return found;
 }
-// Adds a verdict, RIGHT or WRONG, to *lines (NULL: none yet), which are allocated anew, for the caller to free.
+// Appends a verdict, RIGHT or WRONG, to *lines (NULL where there are none yet), which the caller frees at the end.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
@@ -346,8 +350,8 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Adds rank 0's lasting new verdicts to the file in --out, whose folder exists, and all refusals to log.jsonl, which is
-// open. Warns where the file can't be written. Frees the lines of verdicts; no check may follow.
+// Appends rank 0's new verdicts that last to the file in --out, or warns that it can't. Logs the refusals in log.jsonl,
+// which is open. Frees the lines of verdicts: no check may follow.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -372,7 +376,7 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank's `backend` (never fused) is to be checked, by --self-check, on an open GPU. Every rank calls this.
+// Whether any rank is to check its `backend`, by --self-check, on an open GPU. Fused never is. Every rank calls this.
 static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
@@ -384,7 +388,7 @@ static bool self_check_is_wanted(struct run *r, enum attention_backend backend) 
     }
     return r->dev.open && parallel_largest(r->parallel, wanted && backend != ATTENTION_FUSED, "whether to check");
 }
-// Returns the simpler backend to hold `backend` against; ATTENTION_AUTO: none, or it takes too much of the free memory.
+// Returns the simpler backend to compare with, or ATTENTION_AUTO where there is none or it needs too much memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
     char reason[128];
@@ -422,9 +426,9 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     check.dropout = c->model.attention_dropout;
     return check;
 }
-// Shares this rank's verdict of `backend`; GPUs may differ, and backends with them. Returns the last backend that some
-// rank found wrong; ATTENTION_AUTO: none. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if it was
-// RIGHT and another rank came to no verdict. Ranks but 0 warn of verdicts that are not RIGHT. Every rank calls this.
+// Shares this rank's verdict of `backend`; GPUs, and so backends, may differ between ranks. Returns a backend that some
+// rank found wrong, or ATTENTION_AUTO. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if it was
+// RIGHT and another rank has no verdict. Ranks other than 0 warn of their own bad verdicts. Every rank calls this.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
                                                enum attention_backend backend) {
     enum { RANKS = 1 << 24 };
@@ -447,8 +451,8 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless its verdict is known or no check is wanted. False: some rank's backend is wrong;
-// refused[that backend] = why, in r->self_check's memory. A check without a verdict passes. Every rank calls this.
+// Checks a backend on this GPU, unless its verdict is known or no check is wanted. Returns false if some rank's backend
+// is wrong; refused[the wrong backend] is then why, in r->self_check. A missing verdict passes. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];

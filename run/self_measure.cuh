@@ -1,9 +1,9 @@
-// --attention-backend auto by measurement. Where several backends may be taken, a child process times them at the run's
-// own shape (run/time_attention.cuh), once the choice by rule has passed the self-check, and the fastest is taken. A
-// backend that is not judged yet is judged there first; cuDNN is opened there before it is in the run's own process.
+// --attention-backend auto by measurement. Once the backend that the rules chose has passed the self-check, a child
+// process times it and its alternatives at the run's own shape (run/time_attention.cuh), and the run takes the fastest.
+// The child first checks alternatives that have no verdict yet, and opens cuDNN before the run's process does.
 //
-// The times are lines of self_check.txt. By them a second start measures nothing and takes the same backend: another
-// one would change the bits of a run that goes on. docs/internals/self-check.md is the page on it.
+// The times are kept in self_check.txt. A second start takes the same backend by them and measures nothing: another
+// backend would change the bits of a run that goes on. See docs/internals/self-check.md.
 #pragma once
 #include "run/self_check.cuh" // the child, its verdicts and their file
 
@@ -14,9 +14,9 @@ enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEAS
 #include "runtime/machine/text_add.h" // text_add
 #include <inttypes.h>                 // PRIx64, SCNx64
 
-// How many times as fast as the choice by rule another backend has to be to be taken: times vary by a few percent.
+// How many times as fast as the choice by rule another backend must be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
-// Why a backend that is right is not taken: compared by its address.
+// Why a backend that is right is not taken. This text is recognized by its address.
 static const char SELF_MEASURE_SLOWER[] = "is not faster on this GPU";
 
 // ---- The request ----
@@ -36,7 +36,7 @@ static int measure_mask(const struct measure_request *m) {
         mask |= m->others[i] << i;
     return mask;
 }
-// Writes the request to text (SELF_CHECK_REQUEST bytes), for a child of this process.
+// Writes the words that ask a child of this process for a measurement to text (SELF_CHECK_REQUEST bytes).
 static void measure_write_request(char *text, const struct measure_request *m, int gpu) {
     const struct attention_shape *s = &m->check.shape;
     snprintf(text, SELF_CHECK_REQUEST,
@@ -47,7 +47,7 @@ static void measure_write_request(char *text, const struct measure_request *m, i
              s->head_dim, (double)s->scale, (double)s->softcap, m->check.hides_keys, m->check.rotary, m->check.amax,
              m->check.any_order);
 }
-// Reads what measure_write_request wrote. Returns whether it is a request that this program can serve.
+// Reads what measure_write_request wrote. Returns false where this program can't make such a measurement.
 static bool measure_read_request(struct measure_request *m, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &m->check.shape;
     int backend, others, hides, rotary, amax, any_order;
@@ -73,13 +73,13 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 
 // ---- The child ----
 
-// A child's lines: AT a backend where its work begins, OUT with why it is not timed, TOOK with milliseconds.
+// A child's lines, each with a backend's number. AT: its work begins. OUT: why it is not timed. TOOK: its milliseconds.
 #define SELF_MEASURE_AT "self-measure: at "
 #define SELF_MEASURE_OUT "self-measure: out "
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Runs a backend's self-check on the device; only asks fused. reason (size bytes) = why the backend isn't timed, or "".
+// Checks a backend, or asks whether fused can be used. Writes why it can't be timed to reason (size bytes), or "".
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;
@@ -141,14 +141,14 @@ static int self_check_or_measure_serve(const char *request) {
 
 // ---- The parent ----
 
-// Returns the backend whose work a child began last, by its output; ATTENTION_AUTO: none, or work of no single backend.
+// Returns the backend whose work a child began last, or ATTENTION_AUTO if that was not the work of one backend.
 static enum attention_backend measure_last_at(const char *output) {
     int backend = ATTENTION_AUTO;
     for (const char *at = strstr(output, SELF_MEASURE_AT); at; at = strstr(at + 1, SELF_MEASURE_AT))
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Sets *verdict by a child's line of a backend: RIGHT with time, WRONG with reason. False: no line, but kind is WRONG.
+// Sets *verdict from a child's line on a backend: RIGHT with its time, or WRONG with why. Returns whether there is one.
 static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
@@ -160,8 +160,8 @@ static bool measure_line(struct self_verdict *verdict, const char *output, int b
     verdict->kind = SELF_CHECK_WRONG;
     return self_check_line(verdict->text, sizeof verdict->text, output, start);
 }
-// Runs a child for the request. Sets every verdicts[backend]: RIGHT with the time, WRONG with the reason, UNKNOWN where
-// the child did not come to it. s->measured.missing = how the child ended, if not well; "": all are measured.
+// Runs a child for the request. Sets each verdicts[backend]: RIGHT with its time, WRONG with the reason, or UNKNOWN if
+// the child did not reach it. Sets s->measured.missing to how the child ended, or "" if it ended well.
 static void measure_ask(struct self_verdict *verdicts, struct self_check *s, const struct measure_request *m,
                         char *request) {
     enum { OUTPUT = 1 << 16 };
@@ -199,8 +199,8 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets verdicts[backend] of all candidates, zeroed before, from known ones or by a child; keeps new ones for the file.
-// Where one is known to be wrong nothing is timed, so that it is refused first. Returns whether all are known.
+// Sets the verdicts (zeroed before) of all backends to compare: from known lines, or else by a child, whose verdicts go
+// to the file. Times none if one is known to be wrong, as it must be refused first. Returns whether all are known.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -226,14 +226,14 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
     return !*s->measured.missing;
 }
 
-// Returns a backend's milliseconds on the slowest rank; 0: not known or not `complete` on some. Every rank calls this.
+// Returns a backend's milliseconds on the slowest rank, or 0 if any rank has no complete times. Every rank calls this.
 static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
     const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
     const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
     const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
     return slowest == INT_MAX ? 0 : 1e-3 * slowest;
 }
-// Whether any rank finds a backend wrong; refused[backend] then = the reason, in r->self_check. Every rank calls this.
+// Whether any rank found a backend wrong; then refused[backend] is the reason, in r->self_check. Every rank calls this.
 static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
                            const char **refused) {
     struct self_check *s = &r->self_check;
@@ -276,8 +276,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times `rule`, auto's choice, and what auto may take instead, and sets in `demands` the fastest and what is refused.
-// NOTHING: none was timed, *demands stays. REFUSED: one is refused before any is timed. Every rank calls this.
+// Times `rule`, the backend that the rules chose, and its alternatives. Returns DONE with demands->fastest set, REFUSED
+// if one is refused (demands->refused) and so none has a time, or NOTHING if there is no time. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -312,7 +312,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     return (enum self_measure_result)parallel_largest(r->parallel, (int)result, "the time of attention");
 }
 
-// Resets demands->fastest, which has turned out to be wrong, and no longer refuses others for being slower.
+// Drops demands->fastest, which has turned out to be wrong, and the refusals of backends for being slower.
 static void self_measure_forget(struct attention_demands *demands) {
     demands->fastest = ATTENTION_AUTO;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)

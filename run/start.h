@@ -1,5 +1,5 @@
-// The options that a run starts with: the command line's and, added before config_resolve, the options of a checkpoint
-// (--resume) or a model (--init-from). Resolved, they are checked against the checkpoint's and the other ranks'.
+// The options that a run starts with: the command line's and, added before config_resolve, those in a checkpoint
+// (--resume) or a model (--init-from). In the end they are compared with the checkpoint's and the other ranks'.
 #pragma once
 #include "config/config.h"             // struct config
 #include "config/config_file.h"        // config_auto_chooses
@@ -30,8 +30,8 @@ enum { START_MAX_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
-// Sets config->rank and ->ranks and, except in a plan, connects the ranks, in *parallel and config->parallel; NULL: one
-// rank, or a plan. Only rank 0 keeps its stdout. Ends the program where it can't.
+// Finds this rank and the number of ranks, and connects them in *parallel, unless in a plan. config->parallel is NULL
+// for one rank or a plan. Silences stdout of ranks other than 0. Ends the program where it can't.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem =
@@ -47,8 +47,8 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
         fail("/dev/null: %s", strerror(errno));
 }
 
-// Ends the job where ranks differ in the program's version, in a resolved option without CONFIG_PER_RANK, or in a
-// variable of the environment (run/environment.h). Every rank calls this.
+// Ends the job where ranks differ in the program's version, in options other than those that may differ by rank
+// (CONFIG_PER_RANK), or in a variable of the environment (run/environment.h). Every rank calls this.
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -65,7 +65,7 @@ static void start_check_ranks(const struct config *config) {
     environment_check_ranks(config->parallel);
 }
 
-// Sets an option as if the user had given it. A string's text is copied and never freed; option_set copies a list's.
+// Sets an option as if the user had given it. Copies the text; the copy of a string option is never freed.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING;
     option_set(&config_rows[row], config, keeps ? text_copy(text) : text);
@@ -74,8 +74,8 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // ---- from a checkpoint ----
 
-// Returns the value that an option had in the checkpoint's run, in `text` or in the state. A newer option gets its
-// plain default; newer options of projection biases the value of --add-bias-linear, which used to set both.
+// Returns the value that an option had in the checkpoint's run, in `text` or *state. An option newer than that run has
+// its default, but biases of projections have the value of --add-bias-linear, which used to set them.
 static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
     const bool bias = row == CONFIG_ROW(model.add_attention_proj_bias) || row == CONFIG_ROW(model.add_mlp_bias);
     const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
@@ -89,8 +89,8 @@ static const char *checkpoint_resolved_option(char text[OPTION_TEXT], const stru
     return option_text(text, &config_rows[row], &defaults);
 }
 
-// Sets, and marks in config->given, what --recompute-granularity auto chose in the checkpoint's run; config has options
-// given to that run. Options in by_user stay. Does nothing where the granularity is in by_user, or not auto.
+// Sets, as if given, what --recompute-granularity auto chose in the checkpoint's run, except options in by_user. Does
+// nothing if by_user has the granularity, or it isn't auto.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
     char text[OPTION_TEXT];
@@ -102,8 +102,8 @@ static void start_take_choice(struct config *config, const struct trainer_state 
             start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over the tokens of a chunk of logits, which the checkpoint's run may have chosen by free memory, so that sums
-// keep their bits. Not where this command line names them, or another size of micro-batches.
+// Takes over the number of tokens in a chunk of logits, which the checkpoint's run may have chosen by its free memory,
+// so that sums keep their bits. Does nothing where the user gives that number or changes the micro-batch size.
 static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
                                   const bool by_user[CONFIG_ROWS_MAX]) {
     const int row = CONFIG_ROW(memory.loss_chunk_tokens), size = CONFIG_ROW(training.micro_batch_size);
@@ -114,8 +114,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over, not as given, the options that name the run's first weights (config_is_beginning), unless one is given.
-// Texts are never freed. Adapters' base is where they found it, except where --init-from names another run's folder.
+// Takes over the options that name the run's first weights, but not as given. Does nothing if any of them is given.
+// Adapters keep the base model that the run had, unless --init-from names another. Texts are never freed.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
     bool named = false;
@@ -129,13 +129,13 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
         config->checkpoints.init_from = text_copy(state->base_folder);
 }
 
-// Returns the row of the option that says the same in another unit, else the row itself: what is given replaces both.
+// Returns the option that says the same in another unit, epochs for steps, or `row`. A given option replaces both.
 static int start_rival_of(int row) {
     const int steps = CONFIG_ROW(training.train_steps), epochs = CONFIG_ROW(training.train_epochs);
     return row == steps ? epochs : row == epochs ? steps : row;
 }
-// Takes over from the checkpoint, except what is given here: the options given to its run (not CONFIG_THIS_START), what
-// it chose, and what a resumed run can't change. Ends the program for an unknown option.
+// Takes over options from the checkpoint, except those given here: what its user gave, except CONFIG_THIS_START's; what
+// the run chose; and what a resumed run can't change. Ends the program for an unknown option.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -174,7 +174,7 @@ static bool start_had_delayed_scales(const struct trainer_state *state) {
     return strcmp(checkpoint_resolved_option(format, state, CONFIG_ROW(fp8.fp8_format)), "none") != 0 &&
            strcmp(checkpoint_resolved_option(recipe, state, CONFIG_ROW(fp8.fp8_recipe)), "delayed") == 0;
 }
-// Ends the program where the delayed scales of the checkpoint have histories of another length than this run's.
+// Ends the program if this run and the checkpoint both have delayed FP8 scales, but histories of different lengths.
 static void start_check_histories(const struct config *config, const struct trainer_state *state) {
     const int row = CONFIG_ROW(fp8.fp8_amax_history_len);
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT];
@@ -186,7 +186,7 @@ static void start_check_histories(const struct config *config, const struct trai
              config->checkpoint, json_show(then).text);
 }
 
-// Ends the program where config->checkpoint, if any, has another precision or value of what a resumed run can't change.
+// Ends the program where the precision, or an option that is fixed on resuming, differs from the checkpoint's, if any.
 static void start_check(const struct config *config) {
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
@@ -211,8 +211,8 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Finds the checkpoint of --resume, not none; sets config->checkpoint and takes over its options, but those given here.
-// Ends the program where there is none (with `auto`, *config stays) or each is damaged. Rank 0 verifies. All call this.
+// Finds --resume's checkpoint and takes over its options. Ends the program if all are damaged or there is none; with
+// `auto` and none, changes nothing. --resume is not none. Rank 0 verifies. Every rank calls this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -267,8 +267,8 @@ static bool start_ends_with(const char *path, const char *ending) {
     return length >= n && strcmp(path + length - n, ending) == 0;
 }
 
-// *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
-// NULL, or what is wrong, in `error`; after NULL the caller frees the model by huggingface_free.
+// Reads the options of the model at `path` into *model: from a folder's config.json, or from the header of an llm.c
+// file. Returns NULL, or what is wrong, in *error. After success the caller frees the model by huggingface_free.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];
@@ -302,7 +302,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets a model's options, as given. Another value by the user stays where CONFIG_EXTENDS is set, else ends the program.
+// Sets a model's options as given. A different value from the user ends the program, or stays if CONFIG_EXTENDS is set.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -321,8 +321,8 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of --init-from's model; ends the program where it can't. --seq-length, unless given: the
-// presets', at most the model's positions.
+// Takes over the options of --init-from's model, or ends the program. A --seq-length that isn't given becomes what
+// presets have, but at most the model's positions.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
@@ -346,7 +346,7 @@ static void start_from_model(struct config *config) {
     }
 }
 
-// Takes over, except what is given, the rows' length of the first finetuning shard, and that examples are separate.
+// Fits options that aren't given to finetuning data: --seq-length is the rows' length; examples don't see each other.
 static void start_take_rows(struct config *config) {
     const char *const patterns = config_trains(config) ? config->data.train_data : config->data.val_data;
     char path[PATH_MAX];
@@ -370,8 +370,8 @@ static void start_take_rows(struct config *config) {
         token_file_close(&file);
 }
 
-// Returns the samples of the run up to the end of --train-epochs epochs, which count from the sample at which the run
-// began with the data that it has. Ends the program where the data can't be used.
+// Returns the number of samples that the run has seen when --train-epochs epochs end. Epochs count from the sample at
+// which the run began with its present data. Ends the program where the data can't be used.
 static uint64_t start_samples_of_epochs(const struct config *c) {
     struct dataloader *loader = dataloader_open(c->data.train_data, c->model.seq_length, 0, false, c->model.vocab_size,
                                                 0, 1, 1, 0, "--train-data");
@@ -390,7 +390,7 @@ static uint64_t start_samples_of_epochs(const struct config *c) {
 
 // ---- from adapters ----
 
-// Whether a folder has adapters of LoRA and no model.
+// Whether a folder holds LoRA adapters but no model.
 static bool start_is_adapters(const char *folder) {
     char path[PATH_MAX];
     bool has[2] = {false, false};
@@ -400,7 +400,7 @@ static bool start_is_adapters(const char *folder) {
             (size_t)snprintf(path, sizeof path, "%s/%s", folder, names[i]) < sizeof path && access(path, F_OK) == 0;
     return *folder && has[0] && !has[1];
 }
-// Sets an option from the adapters' settings. Ends the program where the user gave it another value.
+// Sets an option to a value from the adapters' settings. Ends the program where the user gave another value.
 static void start_take_adapter(struct config *config, int row, const char *text) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     const bool was_given = config->given[row];
@@ -412,8 +412,8 @@ static void start_take_adapter(struct config *config, int row, const char *text)
              option_display(name, config_rows[row].name), given, found, config->finetuning.lora_adapter);
     free(given);
 }
-// Takes over the options of --lora-adapter and of its base model, which is --init-from or, without it, the folder that
-// the adapters' settings name. --init-from may itself name adapters. Ends the program where it can't.
+// Takes over the options of --lora-adapter and its base model, which --init-from or else the adapters' settings name.
+// Without --lora-adapter, --init-from names the adapters. Ends the program where it can't.
 static void start_from_adapters(struct config *config) {
     struct peft_config peft;
     struct error_text error;
@@ -451,8 +451,8 @@ static void start_from_adapters(struct config *config) {
     peft_config_free(&peft);
 }
 
-// Sets options by the checkpoint or model that the run starts from, if any, and by rows of finetuning data. Ends the
-// program where a start is bad, or a new run would write among an older run's checkpoints. Every rank calls this.
+// Sets the options that a checkpoint, a model or finetuning data asks for. Ends the program where the start can't be
+// used, or a new run would write among an older run's checkpoints. Every rank calls this.
 static void start_find(struct config *config) {
     enum architecture architecture;
     if (strcmp(config->checkpoints.checkpoint_architecture, "auto") != 0 &&

@@ -1,13 +1,13 @@
-// Which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not.
+// Tells which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not.
 //
-// huggingface_tensors_of has a list for each architecture, in the order of the file (transformers'
-// models/*/modeling_*.py); a model of ARCHITECTURE_OURS has the parameters' table under its own names. Each list is
-// checked against the table when a run starts, as a parameter that it lacks would be missing from checkpoints: add it
-// to the list, or let no architecture fit models with that parameter (formats/huggingface.h).
+// huggingface_tensors_of makes a list for each architecture, in the order of the file (transformers'
+// models/*/modeling_*.py); for ARCHITECTURE_OURS it is the table of parameters. When a run starts, the list is checked
+// against the table, since a parameter that it lacks would be missing from checkpoints: add it to the list, or let no
+// architecture fit models with that parameter (formats/huggingface.h).
 //
-// RoPE rotates pairs of elements that lie half a head apart. Where a model rotates only the first R elements of a head,
-// its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back when they are
-// written, so that the R / 2 pairs that are rotated are the head's first.
+// RoPE rotates pairs of elements that lie half a head apart. If a model rotates only the first R elements of a head,
+// its pairs lie R / 2 apart. Then the rows of each head of q and k are permuted when they are read, and back when they
+// are written, so that the R / 2 pairs that are rotated are the head's first.
 #pragma once
 #include "formats/huggingface.h"   // enum architecture
 #include "model/parameters.cuh"    // struct parameters, struct tensor
@@ -32,13 +32,13 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns the place in our head of element d of a file's head of D, whose first R RoPE rotates: our first R / 2 pairs.
+// Returns the place in our head of element d of a file's head, of D elements, of which RoPE rotates the first R.
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
     return d < R ? d + (D - R) / 2 : d - R / 2;
 }
-// Returns the row of the parameter that output `row` (of a transposed tensor: column) of the tensor comes from.
+// Returns the parameter's row that the tensor's output `row` comes from; a transposed tensor's outputs are columns.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
     int ours = t->first_row + row;
     if (t->repeat > 1 && row >= t->q_rows) {
@@ -54,7 +54,7 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         return ours;
     return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
 }
-// Whether the tensor is not a run of the parameter's elements in their order.
+// Whether the tensor is anything but a run of the parameter's elements in their order.
 static bool huggingface_is_rearranged(const struct huggingface_tensor *t) {
     return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
 }
@@ -67,8 +67,8 @@ struct huggingface_builder {
     int rotary_dims;    // elements of a head that RoPE rotates
 };
 
-// Adds the tensor PREFIX[LAYER.]NAME (layer -1: no LAYER), of rows [first_row, first_row + rows) of a parameter, or
-// zeros (cols 0) where the model lacks the parameter. The result points into the list and is valid until the next call.
+// Adds the tensor PREFIX[LAYER.]NAME (no LAYER if layer is -1): rows [first_row, first_row + rows) of a parameter, or
+// zeros with cols 0 if the model lacks it. The result points into the list, and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;
@@ -92,7 +92,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Marks GPT-2's tensor of q, k and v to hold a copy of a KV head for each query head, where the model has fewer.
+// Marks GPT-2's tensor of q, k and v to hold a KV head once for each query head, if the model has fewer KV heads.
 static void huggingface_mark_repeated_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -101,7 +101,7 @@ static void huggingface_mark_repeated_heads(struct huggingface_tensor *t, const 
     t->kv_rows = s->G * s->D;
     t->head_dim = s->D;
 }
-// Adds GPT-2's NAME.weight (in, out) and NAME.bias (out): zeros where the model has no bias.
+// Adds GPT-2's NAME.weight (in, out) and NAME.bias (out), which is zeros if the model has no bias.
 static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int out, int in, const char *name) {
     char text[64];
@@ -154,7 +154,7 @@ static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum 
     if (id == PARAM_QNORM_W || id == PARAM_KNORM_W)
         huggingface_mark_permuted_heads(t, b, ours->visible_rows);
 }
-// Adds a linear layer's weight (out, in) and, where the model has one, bias (out): rows [first, first + out) of ours.
+// Adds a linear layer's weight (out, in) and, if there is one, bias (out). They are rows [first, first + out) of ours.
 static void huggingface_add_linear(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int first, int out, const char *name) {
     const enum parameter ids[2] = {weight, bias};
@@ -169,7 +169,7 @@ static void huggingface_add_linear(struct huggingface_builder *b, int layer, enu
             huggingface_mark_permuted_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
     }
 }
-// Adds the norms that layer l has. post_attention_layernorm is the norm before the MLP, unless one follows attention.
+// Adds layer l's norms. post_attention_layernorm is the norm before the MLP, unless there is a norm after attention.
 static void huggingface_add_norms(struct huggingface_builder *b, int l) {
     const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
     huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
@@ -269,8 +269,8 @@ static void huggingface_tensors_check(const struct huggingface_tensors *tensors,
     free(held);
 }
 
-// Lists all tensors of the model's folder, without adapters, in the order in which they are written;
-// huggingface_tensors_free frees them. They point into *table. rotary_dims: elements of a head that RoPE rotates.
+// Lists all tensors of the model's folder, without adapters, in the order in which they are written, for
+// huggingface_tensors_free. They point into *table. rotary_dims: how many elements of a head RoPE rotates.
 static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
                                                          const struct model_shape *shape, enum architecture a,
                                                          int rotary_dims) {
@@ -308,7 +308,7 @@ static int64_t huggingface_elements(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out (n, cols or 1) = rows [first, first + n) of the tensor, from `ours`, the parameter; 0 where t->ours is NULL.
+// out (n, cols or 1) = rows [first, first + n) of the tensor, from `ours`, the parameter, or 0 if t->ours is NULL.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {
@@ -326,8 +326,8 @@ static void huggingface_gather(float *out, const struct huggingface_tensor *t, c
                 row[c] = ours[huggingface_row(t, c) * width + r];
     }
 }
-// Inverts huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor, in (n,
-// cols), hold of it. t->ours is not NULL. Repeated heads are taken to be equal, as huggingface_gather makes them.
+// Inverts huggingface_gather: copies rows [first, first + n) of the tensor, in (n, cols), to their places in `ours`,
+// the whole parameter. t->ours is not NULL. Repeated heads are taken to be equal, as huggingface_gather makes them.
 static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     const int64_t width = t->ours->cols;

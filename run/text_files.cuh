@@ -1,10 +1,10 @@
-// The files for tokens to text and back: tokenizer.json with the files beside it, or vocabulary.bin.
+// Finds the files for tokens to text and back: tokenizer.json with the files beside it, or vocabulary.bin.
 #pragma once
 #include "run/run.cuh" // struct run
 
-// path (size bytes) = the file `name`: beside the shards of open training, else validation data, with their prefix or
-// without; else in the folder of the checkpoint or model that the run starts from, generation_config.json's only place.
-// Where tokenizer.json is beside the shards, its siblings are only looked for there. False: none, `path` is undefined.
+// Finds the file `name`: beside the shards of the open training data, or else validation data, or else in the folder of
+// the checkpoint or model that the run starts from. generation_config.json can only be in that folder, and the siblings
+// of a tokenizer.json beside the shards only there. Returns whether path (size bytes) has it.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};
@@ -29,8 +29,8 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
     return false;
 }
 
-// Opens r->vocabulary, which tokens are printed with: from vocabulary.bin, else tokenizer.json, else of single bytes
-// for a --vocab-size of 256 or 257, else without text. close_run closes it. A bad file ends the program.
+// Opens r->vocabulary, by which tokens are printed, for close_run: from vocabulary.bin, else tokenizer.json, else of
+// single bytes if --vocab-size is 256 or 257, else without text. A bad file ends the program.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

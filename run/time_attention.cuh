@@ -1,4 +1,4 @@
-// The time of attention's backends, forward and backward of a layer, launched in turn, so that clocks favor none.
+// Times attention's backends: forward and backward of a layer, in turn, so that the GPU's clocks favor none.
 #pragma once
 #include "model/timeline.cuh"      // seconds_now
 #include "run/check_attention.cuh" // judge_numbers, judge_rotary, judge_raise_sizes
@@ -17,7 +17,7 @@ struct timed_attention {
     size_t qkv_bytes, out_bytes, rotary_bytes, saved_bytes, workspace_bytes;
 };
 
-// Sets the bytes of the operands, enough for each of the timed candidates; zeroes all else in *a.
+// Sets the sizes of operands that are large enough for each timed candidate. Zeroes all else in *a.
 static void timed_sizes(struct timed_attention *a, const struct attention_timing *timing, struct device *dev) {
     const struct attention_shape s = timing->shape;
     const size_t rows = (size_t)s.B * (size_t)s.T, dim = (size_t)s.head_dim * sizeof(floatX);
@@ -33,8 +33,7 @@ static void timed_sizes(struct timed_attention *a, const struct attention_timing
 static size_t timed_bytes(const struct timed_attention *a) {
     return 2 * a->qkv_bytes + 2 * a->out_bytes + a->rotary_bytes + a->saved_bytes + a->workspace_bytes;
 }
-// Returns `bytes` of the device's memory, which device_free frees, filled with judge_numbers, a block of them again and
-// again: with zeros a GPU would draw less power, and run faster. Waits for the device.
+// Returns `bytes` of random numbers in device memory, for device_free; zeros would run faster. Waits for the device.
 static floatX *timed_numbers(size_t bytes, struct device *dev) {
     const size_t block_bytes = 1 << 20, first = bytes < block_bytes ? bytes : block_bytes;
     floatX *const numbers = (floatX *)device_allocate(bytes), *const block = judge_numbers(first, 1);
@@ -47,7 +46,7 @@ static floatX *timed_numbers(size_t bytes, struct device *dev) {
     free(block);
     return numbers;
 }
-// Returns RoPE's table (T, D), in `bytes` of the device's memory, for device_free. Waits for the device.
+// Returns RoPE's table (T, D) in `bytes` of device memory, which device_free frees. Waits for the device.
 static float *timed_rotary(const struct attention_timing *timing, size_t bytes, struct device *dev) {
     float *const host = judge_rotary(&timing->shape, bytes), *const rotary = (float *)judge_upload(host, bytes, dev);
     free(host);
@@ -94,13 +93,13 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
     return (seconds_now() - begin) / launches;
 }
 
-// The number of flops of forward and backward, which see half of all pairs of tokens.
+// The number of flops of forward and backward; the mask hides half of all pairs of tokens.
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates and sets their timing->seconds. Halves timing->shape.B until the operands fit into most_bytes or
-// it is 1, and B, then T, while one forward and backward is over 5e13 flops, a sixth of a second. `begins` is called
-// each time before a backend's work is enqueued, so that a fault has a culprit.
+// Times the candidates and sets their timing->seconds. First halves timing->shape.B while the operands exceed
+// most_bytes, and then B and T while a forward and backward is over 5e13 flops. Calls `begins` each time before it
+// enqueues a backend's work, so that a fault has a culprit.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

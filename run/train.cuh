@@ -15,8 +15,8 @@
 
 // ---- enqueueing a step ----
 
-// Reads this rank's micro-batches of step r->enqueued and enqueues their forward and backward; sets the step's
-// r->first_sample, ->batch, ->lr. enqueue_update follows. In a start's first step, checks graphs. All ranks call this.
+// Reads this rank's micro-batches of step r->enqueued, and enqueues their forward and backward; enqueue_update follows.
+// Sets the step's r->first_sample, ->batch and ->lr. In a start's first step, checks graphs. Every rank calls this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -34,8 +34,8 @@ static void enqueue_gradients(struct run *r) {
         long_wait_end(r->device_watch);
     }
 }
-// Enqueues the update, and the fetch of the step's results, and counts the step as enqueued; finish_step waits for
-// them. AdamW's step number counts only steps that updated, so the results of all earlier steps must be known.
+// Enqueues the update and the fetch of the step's results, and counts the step as enqueued; finish_step waits for it.
+// The results of all earlier steps must be known, since AdamW's step number counts only steps that updated.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
     r->model->io.request = 0;
@@ -44,7 +44,7 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Runs enqueue(r), which waits where CUDA's queue is full: if that takes long, the watch warns (run/watch_device.cuh).
+// Runs enqueue(r), which waits while CUDA's queue is full; the watch warns if that takes long (run/watch_device.cuh).
 static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_begin(r->device_watch);
     enqueue(r);
@@ -90,7 +90,7 @@ static int64_t peak_bytes(struct run *r, int step) {
 }
 
 // Sets the entry's MFU by tokens_per_second, of one rank, and r->peak_flops (0: NAN). A step above a measured peak
-// shows that the peak is too low, and sets it to 0 for good: raised, it would call the fastest step 100 %.
+// shows that the peak is too low, and sets it to 0 for good: if it were raised, the fastest step would count as 100 %.
 static void measure_utilization(struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
     const double share = flops.done * tokens_per_second / r->peak_flops;
@@ -105,9 +105,9 @@ static void measure_utilization(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// Sets *mean to a step's mean loss over the *targets targets that count (0: *mean is 0), from all ranks' reports
-// (ranks, report_width) of `micro_batches`, in the data's order: the bits don't depend on the number of ranks.
-// Returns the first micro-batch whose loss is a NaN or Inf, with its loss in *nonfinite; -1: none, *nonfinite stays.
+// Computes a step's mean loss, *mean, over the *targets targets that count (0 for none), from all ranks' reports
+// (ranks, report_width) of `micro_batches`. Adds in the data's order: the bits don't depend on the number of ranks.
+// Returns the first micro-batch whose loss is NaN or Inf, with its loss in *nonfinite, or -1; *nonfinite then stays.
 static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
                      double *nonfinite) {
     const int ranks = r->config->ranks, width = report_width(r->model);
@@ -139,8 +139,8 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     entry->num_fp8 = LINEAR_COUNT;
 }
 
-// Waits for the oldest step in flight, counts it as finished, sets its log entry, not yet logged, and grants all ranks'
-// requests. False: no update, for a NaN or Inf (the program ends beyond --skip-nonfinite), or since no target counts.
+// Waits for the oldest step in flight, counts it as finished, sets the entry to be logged, and grants all ranks'
+// requests. Returns false if it updated nothing, for a NaN or Inf (too many end the program) or as no target counts.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
@@ -195,10 +195,10 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 
 // ---- between steps ----
 
-// Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total` (0: not so).
+// Whether something is due after step `done`: every `every` steps (0: never), and after the last of `total` (0: never).
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Whether tasks, if any, are to be scored after step `done`: by --eval-tasks-every, at the end, and at an early stop.
+// Whether tasks, if there are any, are scored after step `done`: by --eval-tasks-every, at the end, at an early stop.
 static bool tasks_due(const struct run *r, int done) {
     const struct config *c = r->config;
     return r->tasks && (done == c->training.train_steps || stops_early(r) ||
@@ -212,7 +212,7 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs and prints step `done`'s validation; with --save-best, the best one asks for a checkpoint. All ranks call this.
+// Logs and prints step `done`'s validation. With --save-best, the best one asks for a checkpoint. All ranks call this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
@@ -223,8 +223,8 @@ static void report_validation(struct run *r, int done, double loss) {
         r->save_wanted = true;
 }
 
-// Logs a finished step; where due, with no later update in flight, validates, scores tasks and (if `updated`, which
-// finish_step returns) samples, by averaged parameters if kept. Ends a save that is done. Every rank calls this.
+// Logs a finished step. Where due, validates, scores tasks and, if `updated` (finish_step's result), samples, by
+// averaged parameters if kept: no later update may be in flight. Ends a save that is done. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -259,8 +259,8 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether a save, a validation, samples, the scoring of tasks or a check of replicas follow the newest enqueued step,
-// which must finish before them: its parameters are needed.
+// Whether a save, a validation, samples, the scoring of tasks or a check of replicas follow the newest enqueued step.
+// That step must finish before, since its parameters are needed.
 static bool pause_due(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;
@@ -269,8 +269,8 @@ static bool pause_due(const struct run *r) {
            replicas_check_due(r);
 }
 
-// Trains to the last step, or until a signal, --exit-after or --early-stop ends the run, with a checkpoint (at the last
-// step: unless --checkpoint-every is 0); the last save may still be in progress (finish_save). Every rank calls this.
+// Trains to the last step, or until a signal, --exit-after or --early-stop ends the run. Ends with a checkpoint (at the
+// last step: unless --checkpoint-every is 0), whose save may still be in progress (finish_save). Every rank calls this.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.

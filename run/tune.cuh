@@ -1,6 +1,6 @@
-// The choice of the matrix products' algorithms before the first step, and the file that keeps it. Rank 0 chooses for
-// all ranks, so that their bits are the same. It takes the choices of a file, from the checkpoint or from --out, and
-// times what the file lacks of the products of training and validation. Others are the heuristics'.
+// Chooses the algorithms of the matrix products before the first step, and keeps them in a file. Rank 0 chooses for all
+// ranks, so that all have the same bits. It reads the choices in the file of the checkpoint, or of --out, and times
+// those products of training and validation that the file lacks. All other products use the heuristics' choice.
 #pragma once
 #include "run/self_check.cuh" // self_check_is_wanted
 #ifdef TARGET_CUDA
@@ -42,7 +42,7 @@ static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
     choice.us = row->us;
     return choice;
 }
-// Sets what choices depend on: the library's version, the GPU's name and multiprocessors.
+// Sets what choices are valid for: the library's version, and the GPU's name and number of multiprocessors.
 static void tune_describe_machine(struct matmul_algorithms *algorithms, const struct device *dev) {
     struct cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -50,14 +50,14 @@ static void tune_describe_machine(struct matmul_algorithms *algorithms, const st
     algorithms->multiprocessors = properties.multiProcessorCount;
     snprintf(algorithms->gpu, sizeof algorithms->gpu, "%s", properties.name);
 }
-// Returns an empty list, never NULL, which the caller frees.
+// Returns an empty list, which the caller frees; never NULL.
 static struct matmul_algorithms *tune_allocate(void) {
     struct matmul_algorithms *algorithms = (struct matmul_algorithms *)calloc(1, sizeof *algorithms);
     if (!algorithms)
         fail("out of memory");
     return algorithms;
 }
-// Returns the file's text (*bytes), for the caller to free: the choices and, as far as there is room, rows of `others`.
+// Returns the file's text (*bytes), which the caller frees: the choices and, if there is room, the rows of `others`.
 static char *tune_text(const struct matmul_library *library, const struct matmul_algorithms *others,
                        const struct device *dev, size_t *bytes) {
     struct matmul_algorithms *algorithms = tune_allocate();
@@ -80,8 +80,8 @@ static char *tune_text(const struct matmul_library *library, const struct matmul
     free(algorithms);
     return text;
 }
-// Keeps the choices of a file's text; others = choices that this run lacks or can't use. Of another GPU or library, no
-// choice is used and others is empty. note = what is unused and why, else stays. Returns NULL, or what is wrong.
+// Takes over the choices of a file's text, but none from another GPU or library. others = the choices that this run has
+// no use for. note = what is unused and why; stays if nothing is. Returns NULL, or what is wrong.
 static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
                                   struct matmul_algorithms *others, struct error_text *error) {
     struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
@@ -110,8 +110,8 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Keeps the choices of the checkpoint's file or, without one, of the file in --out; others (empty before) = the choices
-// for other products. path = the file's; "": there is none. A broken file ends the program.
+// Takes over the choices of the checkpoint's file or, without one, of --out's. others (empty before) = the choices that
+// this run has no use for. path = the file, or "" without one. Ends the program for a broken file.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->data.out};
@@ -133,13 +133,13 @@ static void tune_read(struct run *r, struct matmul_algorithms *others, char path
         fail("%s; --matmul-tuning=false starts without that file", problem);
     free(data);
 }
-// Fills the activations, before the first step, with noise, which tune_end frees, and sets FP8's inverse scales to 1.
+// Fills the activations with noise, which tune_end frees, and sets FP8's inverse scales to 1, before the first step.
 static struct matmul_noise tune_begin(struct run *r) {
     const struct arenas *arenas = &r->model->timeline.arenas;
     fp8_set_inverses(&r->model->fp8, 1, &r->dev); // with 0 all results would be 0, and tell nothing
     return matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
 }
-// Zeroes gradients on the device, into which products were computed, and FP8's inverse scales, and frees the noise.
+// Frees the noise, and zeroes what timing overwrote: gradients on the device, and FP8's inverse scales.
 static void tune_end(struct run *r, struct matmul_noise *noise) {
     struct gpt *m = r->model;
     if (!m->zero.grads_on_host)
@@ -147,8 +147,8 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-// Times the listed products that have no choice yet, and keeps the choices. Returns how many were timed. Where any is
-// left, overwrites the activations, and sets gradients on the device and FP8's inverses to 0: before the first step.
+// Times the listed products that have no choice yet, keeps the choices and returns how many. If any, overwrites the
+// activations, and zeroes device gradients and FP8's inverse scales: call this before the first step.
 static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     int timed = 0;
@@ -163,7 +163,7 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Verifies every listed product by sums in double; a wrong one ends the program. Overwrites all that tune_time does.
+// Compares each listed product with sums in double; ends the program for a wrong one. Overwrites what tune_time does.
 static void tune_prove(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -171,7 +171,7 @@ static void tune_prove(struct run *r) {
         matmul_prove(library, &library->products[i], &noise, &r->dev);
     tune_end(r, &noise);
 }
-// Sets r->tuning to what was found, for the start-up report. path: the file of the choices that were not timed.
+// Sets r->tuning to the start-up report's text. path: the file that the choices that were not timed come from.
 static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
     const struct matmul_library *library = r->dev.matmul;
     double first_us = 0, us = 0, most = 0;
@@ -200,7 +200,7 @@ static void tune_describe(struct run *r, int timed, double seconds, const char *
     if (library->list_overflowed)
         text_add(r->tuning, size, "; products after the first %d untimed, by the heuristics' first", MATMUL_PLANS);
 }
-// Replaces a file at once, so that a full disk or a kill leaves the old one. Returns an errno, or 0.
+// Replaces a file as a whole, so that a full disk or a kill leaves the old file. Returns 0, or an errno.
 static int tune_replace_file(const char *path, const char *text, size_t bytes) {
     char temporary[PATH_MAX];
     int problem = 0;
@@ -219,7 +219,7 @@ static int tune_replace_file(const char *path, const char *text, size_t bytes) {
         unlink(temporary);
     return problem;
 }
-// Writes the file into the folder of --out, or warns that it can't be. Gives its text to the saver, which frees it.
+// Writes the file of choices into --out's folder, or warns that it can't. Hands the text to the saver, which frees it.
 static void tune_write(struct run *r, char *text, size_t bytes) {
     char path[PATH_MAX];
     const bool fits =
@@ -233,8 +233,8 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
-// Gives rank 0's choices to the other ranks. A rank with another GPU or library keeps the heuristics' first, and says
-// so. Every rank of several calls this.
+// Gives rank 0's choices to the other ranks. A rank with another GPU or library warns and keeps the heuristics'
+// choices. Every rank of a job of several ranks calls this.
 static void tune_share(struct run *r) {
     struct matmul_algorithms *others = tune_allocate();
     struct error_text error;
@@ -254,8 +254,8 @@ static void tune_share(struct run *r) {
     free(text);
     free(others);
 }
-// Reads, tunes, writes the file of matmul algorithms, unless --matmul-tuning=false. A broken file, or a wrong product
-// by --self-check, ends the program. Overwrites what tune_time does: before the first step. All ranks call this.
+// Reads, completes and writes the file of matmul algorithms, unless --matmul-tuning=false. --self-check tests the
+// products. A bad file or product ends the program. Overwrites what tune_time does. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";

@@ -16,7 +16,7 @@ struct flops_per_token {
 struct layer_flops {
     double matmuls, attention;
 };
-// Returns a layer's flops per token in forward, by the table of activations (recompute.cuh), which times follow too.
+// Returns a layer's flops per token in forward, by the table of activations (recompute.cuh), as predicted times do.
 static struct layer_flops layer_flops_of(const struct layer_shape *s) {
     struct layer_flops flops = {0, activation_row(ACT_ATT, s).flops_per_token};
     for (int id = 0; id < ACT_COUNT; id++)
@@ -24,7 +24,7 @@ static struct layer_flops layer_flops_of(const struct layer_shape *s) {
             flops.matmuls += activation_row((enum activation_id)id, s).flops_per_token;
     return flops;
 }
-// Returns the flops per token of the head's matmuls, forward and backward. padded: also the vocabulary's padding.
+// Returns the flops per token of the head's matmuls, forward and backward. padded: with the vocabulary's padding.
 static double head_flops(const struct gpt *m, bool padded) {
     double flops = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
@@ -59,7 +59,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
-// operands (count), on the device, = noise, a piece at a time: the host's is not in the plan. Waits for the device.
+// Fills operands (count), on the device, with noise, a piece at a time to save host memory. Waits for the device.
 static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct device *dev) {
     const int64_t PIECE = 1 << 16;
     floatX *noise = (floatX *)host_allocate((size_t)PIECE * sizeof *noise, dev);
@@ -72,9 +72,9 @@ static void measure_fill(floatX *operands, int64_t count, uint64_t seed, struct 
     }
     host_free(noise);
 }
-// Measures and returns the flop/s of the largest square matmul that fits `bytes` of device memory, which are
-// overwritten: the peak for MFU where no data sheet has it; 0: too small. A lower bound: other work or little memory
-// may have slowed the matmul, attention may be faster. Noise: zeros are faster. Waits for the device.
+// Measures the flop/s of the largest square matmul that fits into `bytes` of device memory, which it overwrites; 0 if
+// none fits. It is MFU's peak where no data sheet has one, and a lower bound: other work or little memory may slow it,
+// and attention may be faster. Operands are noise, as zeros are faster. Waits for the device.
 static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct device *dev) {
     int n = DEVICE_PEAK_MATMUL;
     while (n > 128 && measured_matmul_bytes(n, dev) > bytes)
@@ -94,8 +94,8 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     }
     return best;
 }
-// Measures and returns the matmul peak, in flop/s, in the activations arena, which is overwritten, before the first
-// step or between steps; 0: the arena is too small. Waits for the device.
+// Measures the matmul peak, in flop/s, in the activations arena, which it overwrites, before the first step or between
+// steps; 0 if the arena is too small. Waits for the device.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
                           m->config.training.seed, m->dev);

@@ -4,15 +4,15 @@
 #include "run/ranks.cuh"          // share_losses, grant_request
 #include "run/run.cuh"            // struct run
 
-// The number of micro-batches, of all ranks, that validation of r->val's part (dataloader_take_part) takes: at most
-// --val-steps. A rest smaller than a micro-batch is left out, except of finetuning examples, or where the rest is all.
+// The number of micro-batches, over all ranks, of a validation on r->val's part (dataloader_take_part): at most
+// --val-steps. A rest smaller than a micro-batch is left out, unless it has finetuning examples, or is all there is.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
     const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
     return available < (uint64_t)c->evaluation.val_steps ? (int)available : c->evaluation.val_steps;
 }
-// Reads this rank's next batch of r->val into r. number: its index among all ranks'. Rows past the data: no target.
+// Reads this rank's next batch of r->val. number: its index over all ranks. Rows after the data's end get no target.
 static struct batch validation_batch(struct run *r, int number) {
     const int T = r->config->model.seq_length, B = r->config->training.micro_batch_size;
     const struct batch batch = read_batch(r, r->val);
@@ -22,9 +22,9 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// Returns the mean loss over the first --val-steps batches of the set that r->val takes, always the same, added in an
-// order that does not depend on the number of ranks; NAN where a signal stopped the validation (r->stopped) or a loss
-// is NaN. *targets: how many counted; if none, ends the program. Every rank calls this.
+// Returns the mean loss over the first --val-steps batches of the set that r->val takes, added in an order that doesn't
+// depend on the number of ranks. Returns NAN if a signal stopped the validation (r->stopped) or a loss is NaN.
+// *targets: how many counted; ends the program if none did. Every rank calls this.
 static double validate_set(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
@@ -51,8 +51,8 @@ static double validate_set(struct run *r, double *targets) {
     return stop ? NAN : loss_mean(loss);
 }
 
-// Returns validate_set's loss of the validation data; of several sets the mean by their weights, with each set's own in
-// r->val_losses. *targets: how many counted in all. Every rank calls this.
+// Returns validate_set's loss of the validation data or, for several sets, the mean by their weights, with each set's
+// loss in r->val_losses. *targets: how many counted in all. Every rank calls this.
 static double validate(struct run *r, double *targets) {
     double mean = 0, counted;
     if (!r->val_losses)
@@ -70,16 +70,16 @@ static double validate(struct run *r, double *targets) {
     return mean;
 }
 
-// Whether --early-stop ends the run now: so many validations have followed the one with the lowest loss or, without
-// one, the start. Not while a validation that a signal broke off is due: its loss may be the lowest.
+// Whether --early-stop ends the run now: enough validations have followed the lowest loss or, if there is none, the
+// start. Not while a validation that a signal stopped is to be repeated, since its loss may be the lowest.
 static bool stops_early(const struct run *r) {
     const int every = r->config->evaluation.val_every, most = r->config->evaluation.early_stop;
     const int since = isnan(r->best_val_loss) ? r->first_step : r->best_val_step;
     return most > 0 && r->val && every > 0 && !r->validation_due && r->finished / every - since / every >= most;
 }
 
-// Validates after step `done`, with the result in *loss (may be NaN), and keeps the best loss so far. False: a signal
-// stopped the validation, which sets r->validation_due: a resumed run repeats it. Every rank calls this.
+// Validates after step `done`, sets *loss (may be NaN), and keeps the best loss so far. Returns false if a signal
+// stopped the validation, and then sets r->validation_due, so that a resumed run repeats it. Every rank calls this.
 static bool validate_step(struct run *r, int done, double *loss) {
     double targets;
     *loss = validate(r, &targets);
@@ -93,7 +93,7 @@ static bool validate_step(struct run *r, int done, double *loss) {
     return true;
 }
 
-// Repeats and logs the validation that a signal broke off before the checkpoint, if one was. Every rank calls this.
+// Repeats and logs the validation that a signal stopped before the checkpoint, if there was one. Every rank calls this.
 static void repeat_validation(struct run *r) {
     double loss;
     if (!r->validation_due || !r->val)
@@ -110,7 +110,7 @@ static void repeat_validation(struct run *r) {
                   r->best_val_step == r->finished ? ", the best so far" : "");
     }
 }
-// Makes the resumed checkpoint the best, with --save-best, where repeated validation or a kill has left that undone.
+// Makes the resumed checkpoint the best, with --save-best, if a repeated validation or a kill has left that undone.
 static void mend_best(struct run *r) {
     const struct config *c = r->config;
     if (c->rank == 0 && c->checkpoints.save_best && *c->checkpoint && !isnan(r->best_val_loss) &&
@@ -118,7 +118,7 @@ static void mend_best(struct run *r) {
         saver_mend_best(&r->saver, r->finished);
 }
 
-// Validates and prints the loss; one that is not finite ends the program. Returns the exit status. All ranks call this.
+// Validates and prints the loss; ends the program if it isn't finite. Returns the exit status. Every rank calls this.
 static int evaluate_only(struct run *r) {
     double targets;
     const double loss = validate(r, &targets);

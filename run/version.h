@@ -13,7 +13,7 @@ static void version_print_levels(void) {
     }
 }
 
-// Prints the commit, which ends the version's line, and all rows of --version but the cuda target's libraries.
+// Prints all of --version but the cuda target's libraries: first the commit, which ends the line of the version.
 static void version_print(void) {
     printf(" (commit %s)\n", build_commit);
 #ifdef __clang__

@@ -1,4 +1,4 @@
-// A watch over what waits for a GPU: where that takes long, a warning names what was enqueued last. The run goes on.
+// Watches waits for a GPU: if one takes long, a warning names what was enqueued last, and the run goes on.
 #pragma once
 #include "kernels/device.cuh"         // struct device, device_is_gpu
 #include "runtime/machine/error.h"    // fail
@@ -17,7 +17,7 @@ static void warn_device_waits(double seconds) {
         "always judges attention's kernels",
         seconds, launched_last(names, sizeof names));
 }
-// Opens a watch, for long_wait_close; NULL: no GPU, memory or thread. A bad TRAIN_GPT_WATCH_SECONDS ends the program.
+// Opens a watch, for long_wait_close; NULL without GPU or memory. A bad TRAIN_GPT_WATCH_SECONDS ends the program.
 static struct long_wait *watch_device(const struct device *dev) {
     const char *const text = getenv("TRAIN_GPT_WATCH_SECONDS");
     char *end = NULL;
