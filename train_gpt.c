@@ -102,7 +102,7 @@ static int run_training(struct run *r) {
     separate_documents(r);
     if (*c->evaluation.eval_tasks)
         open_tasks(r);
-    open_samples(r);
+    open_training_samples(r);
     allocate_model(r);
     load_model(r);
     out_lock_new(r->own);

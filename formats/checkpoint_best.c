@@ -29,7 +29,7 @@ static int link_best(int root_fd, int64_t step) {
     return problem;
 }
 
-const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error) {
+const char *checkpoint_replace_best(const char *root, int64_t step, int every, struct error_text *error) {
     const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root_fd < 0)
         return error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
@@ -62,5 +62,5 @@ const char *checkpoint_mend_best(const char *root, int64_t step, int every, stru
         return NULL; // the run goes on in another folder than the checkpoint's
     const bool mends = faccessat(root_fd, entry.name, F_OK, 0) == 0 && checkpoint_best(root_fd) < step;
     close(root_fd);
-    return mends ? checkpoint_set_best(root, step, every, error) : NULL;
+    return mends ? checkpoint_replace_best(root, step, every, error) : NULL;
 }

@@ -12,8 +12,8 @@ __BEGIN_DECLS
 int64_t checkpoint_best(int root_fd);
 // Makes an existing checkpoint, of `step`, the root's best one. Then removes the former best one if its step is earlier
 // and not a multiple of `every`, the steps between regular saves (0: there are none). Returns NULL or a problem.
-const char *checkpoint_set_best(const char *root, int64_t step, int every, struct error_text *error);
-// Calls checkpoint_set_best when a run resumes at `step`, where its loss is lowest, in case a kill prevented that call.
+const char *checkpoint_replace_best(const char *root, int64_t step, int every, struct error_text *error);
+// Calls checkpoint_replace_best when a run resumes at `step`, where its loss is lowest, in case a kill prevented it.
 // Does nothing where the root's best checkpoint is of `step` or later, or `step` has no checkpoint there.
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

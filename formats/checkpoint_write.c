@@ -228,7 +228,8 @@ const char *checkpoint_file_end(struct checkpoint_writer *writer) {
     return NULL;
 }
 
-const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count) {
+const char *checkpoint_write_file(struct checkpoint_writer *writer, const char *name, const void *bytes,
+                                  uint64_t count) {
     const char *problem = checkpoint_file_begin(writer, name);
     if (!problem)
         problem = checkpoint_file_write(writer, bytes, count);

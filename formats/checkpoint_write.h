@@ -49,7 +49,8 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 // Ends the file. It is on the disk then, and the manifest will list it. Returns NULL or the problem.
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
-const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
+const char *checkpoint_write_file(struct checkpoint_writer *writer, const char *name, const void *bytes,
+                                  uint64_t count);
 // Creates, on process 0, a file that several processes write, `bytes` bytes long. The first `count` bytes are `begin`;
 // the parts write the rest. Process 0's part must open and close the file in any case: that flushes `begin`.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,

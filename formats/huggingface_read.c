@@ -201,9 +201,9 @@ static const char *read_windows(bool *marks, int64_t window, const bool *without
     return NULL;
 }
 // Sets what differs between layers: windows and rotary positions. windows, without_rope (layers): zeroed scratch.
-static const char *set_layers(struct huggingface_config *h, bool *windows, bool *without_rope, int64_t layers,
-                              const json_t *root, const struct architecture_traits *t, const char *name,
-                              struct error_text *error) {
+static const char *set_layers_with_scratch(struct huggingface_config *h, bool *windows, bool *without_rope,
+                                           int64_t layers, const json_t *root, const struct architecture_traits *t,
+                                           const char *name, struct error_text *error) {
     int64_t window = 0;
     bool any = false;
     char *text;
@@ -225,15 +225,16 @@ static const char *set_layers(struct huggingface_config *h, bool *windows, bool 
     free(text);
     return NULL;
 }
-// Calls set_layers with scratch memory. Above MAX_LAYERS does nothing: huggingface_check_settings refuses so many.
-static const char *read_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
-                               int64_t layers, const char *name, struct error_text *error) {
+// Calls set_layers_with_scratch with scratch memory. Does nothing above MAX_LAYERS, which huggingface_check_settings
+// refuses.
+static const char *set_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
+                              int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)
         return NULL; // huggingface_check_settings refuses so many
     bool *marks = (bool *)calloc(2 * (size_t)layers, sizeof *marks);
     if (!marks)
         return error_format(error, "%s: out of memory for %lld layers", name, (long long)layers);
-    const char *problem = set_layers(h, marks, marks + layers, layers, root, t, name, error);
+    const char *problem = set_layers_with_scratch(h, marks, marks + layers, layers, root, t, name, error);
     free(marks);
     return problem;
 }
@@ -375,7 +376,7 @@ static const char *read_block(struct huggingface_config *h, const json_t *root, 
     RETURN_PROBLEM(read_biases(h, root, t, name, error));
     RETURN_PROBLEM(read_factors(h, root, t, hidden, head_dim, name, error));
     huggingface_add_setting(h, "position-embedding-type=rope");
-    RETURN_PROBLEM(read_layers(h, root, t, layers, name, error));
+    RETURN_PROBLEM(set_layers(h, root, t, layers, name, error));
     return huggingface_read_rope(h, root, t, name, error);
 }
 

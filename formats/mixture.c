@@ -1,5 +1,5 @@
 #include "formats/mixture.h"
-#include "formats/token_paths.h"      // paths_any
+#include "formats/token_paths.h"      // paths_find_file
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/text_add.h" // text_copy
 #include <math.h>                     // isfinite, llround, pow
@@ -33,7 +33,7 @@ static bool is_number(const char *word, double *value) {
     return end != word && *end == '\0';
 }
 
-bool mixture_is_named(const char *text) {
+bool text_is_mixture(const char *text) {
     const char *at = text;
     double value;
     if (!strchr(SPACES, text[strcspn(text, SPACES)]) || access(text, F_OK) == 0)
@@ -143,7 +143,7 @@ void mixture_parse(struct mixture *mixture, const char *text, const char *option
     if (!mixture->parts)
         fail("%s: out of memory", option);
     const char *at = text;
-    char *word = mixture_is_named(text) ? next_word(&at, option) : NULL;
+    char *word = text_is_mixture(text) ? next_word(&at, option) : NULL;
     if (!word)
         set_single_part(mixture, text);
     for (; word; word = next_word(&at, option)) {
@@ -161,7 +161,7 @@ void mixture_parse(struct mixture *mixture, const char *text, const char *option
         free(word);
         mixture->parts[mixture->count++].pattern = pattern;
     }
-    if (mixture->count > 1 || mixture_is_named(text)) {
+    if (mixture->count > 1 || text_is_mixture(text)) {
         if (!(sum > 0 && isfinite(sum)))
             fail("%s: '%s': the weights' sum is %g; expected one weight above 0 at least, %s", option, text, sum,
                  example);
@@ -178,12 +178,12 @@ void mixture_close(struct mixture *mixture) {
     memset(mixture, 0, sizeof *mixture);
 }
 
-bool mixture_any(const char *text, const char *option, char *path, size_t size) {
+bool mixture_find_file(const char *text, const char *option, char *path, size_t size) {
     struct mixture mixture;
     bool found = false;
     mixture_parse(&mixture, text, option);
     for (int i = 0; i < mixture.count && !found; i++)
-        found = paths_any(mixture.parts[i].pattern, path, size);
+        found = paths_find_file(mixture.parts[i].pattern, path, size);
     mixture_close(&mixture);
     return found;
 }

@@ -32,13 +32,13 @@ struct mixture_place {
 
 __BEGIN_DECLS
 // Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
-bool mixture_is_named(const char *text);
-// Fills *mixture, for mixture_close, from the text of a mixture (mixture_is_named), or one set's patterns with commas
+bool text_is_mixture(const char *text);
+// Fills *mixture, for mixture_close, from the text of a mixture (text_is_mixture), or one set's patterns with commas
 // between. A \ keeps a space in a mixture's pattern. first_sample, `before`: 0. A bad text ends the program.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
 // path (size bytes) = a file that any set's patterns match. False: none, or no room. A bad text ends the program.
-bool mixture_any(const char *text, const char *option, char *path, size_t size);
+bool mixture_find_file(const char *text, const char *option, char *path, size_t size);
 
 // Returns the place of a sample of the run, first_sample or later. Reads only the parts' weight and `before`.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);

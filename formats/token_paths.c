@@ -71,7 +71,7 @@ static void glob_add_all(glob_t *found, const char *patterns, const char *option
     }
 }
 
-bool paths_any(const char *patterns, char *path, size_t size) {
+bool paths_find_file(const char *patterns, char *path, size_t size) {
     for (const char *at = patterns; *at;) {
         const size_t length = pattern_length(at);
         char pattern[4096];

@@ -10,5 +10,5 @@ __BEGIN_DECLS
 // caller frees the paths and the list. A pattern without a match ends the program, naming `option`.
 char **paths_find(const char *patterns, const char *option, int *count);
 // path (size bytes) = a file that a pattern matches, maybe an .idx. False: none, or path is too short. Never exits.
-bool paths_any(const char *patterns, char *path, size_t size);
+bool paths_find_file(const char *patterns, char *path, size_t size);
 __END_DECLS

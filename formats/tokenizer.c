@@ -50,7 +50,7 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
 
 // ---- files ----
 
-bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes) {
+bool tokenizer_find_sibling(const char *path, const char *sibling, char *out, size_t out_bytes) {
     static const char ending[] = "tokenizer.json";
     const size_t length = strlen(path);
     if (length < sizeof ending - 1 || strcmp(path + length - (sizeof ending - 1), ending) != 0)
@@ -72,7 +72,7 @@ const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct
     const char *problem = tokenizer_parse(tokenizer, data, bytes, path, error);
     free(data);
     for (size_t i = 0; i < 2 && !problem; i++) {
-        if (!tokenizer_sibling(path, siblings[i], sibling, sizeof sibling))
+        if (!tokenizer_find_sibling(path, siblings[i], sibling, sizeof sibling))
             continue;
         problem = read_whole(&data, &bytes, TOKENIZER_LONGEST_FILE, sibling, "a file of a tokenizer", error);
         if (!problem)

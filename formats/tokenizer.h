@@ -60,7 +60,7 @@ void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
 // data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False: none is, or path is too short.
 bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
 // out = `path` with `sibling` for the tokenizer.json at its end. False: another ending, no such file, out too short.
-bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
+bool tokenizer_find_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
 // *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 after an error. Added
 // tokens are found in the text, special ones too, as in the `tokenizers` package.

@@ -177,7 +177,7 @@ static void judge_close(struct attention_judge *j) {
 }
 
 // Fills `bytes` of the device's memory with 0xff, which is NaN in every type of float. Doesn't wait.
-static void judge_spoil(void *memory, size_t bytes, struct device *dev) {
+static void judge_fill_with_nans(void *memory, size_t bytes, struct device *dev) {
 #ifdef TARGET_CUDA
     if (bytes > 0)
         cuda_check(cudaMemsetAsync(memory, 0xff, bytes, dev->stream));
@@ -200,16 +200,16 @@ static struct attention_results judge_run(struct attention_judge *j, enum attent
     options.any_order = check->any_order;
     options.amax = check->amax ? j->amax : NULL;
     options.bias_partial = judged ? j->partial : NULL;
-    judge_spoil(j->out, j->out_bytes, j->dev);
-    judge_spoil(j->dqkv, j->qkv_bytes, j->dev);
-    judge_spoil(j->saved, j->saved_bytes, j->dev);
-    judge_spoil(j->partial, j->partial_bytes, j->dev);
-    judge_spoil(j->workspace, j->workspace_bytes, j->dev);
+    judge_fill_with_nans(j->out, j->out_bytes, j->dev);
+    judge_fill_with_nans(j->dqkv, j->qkv_bytes, j->dev);
+    judge_fill_with_nans(j->saved, j->saved_bytes, j->dev);
+    judge_fill_with_nans(j->partial, j->partial_bytes, j->dev);
+    judge_fill_with_nans(j->workspace, j->workspace_bytes, j->dev);
     device_zero(j->amax, sizeof *j->amax, j->dev);
     attention_forward(j->out, j->saved, j->qkv, backend, j->shape, j->dropout, options.amax, j->workspace, j->dev);
     device_download(&results.out_amax, j->amax, sizeof results.out_amax, j->dev);
     device_zero(j->amax, sizeof *j->amax, j->dev);
-    judge_spoil(j->workspace, j->workspace_bytes, j->dev);
+    judge_fill_with_nans(j->workspace, j->workspace_bytes, j->dev);
     attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, j->dropout, options, j->workspace,
                        j->dev);
     device_download(results.out, j->out, j->out_bytes, j->dev);

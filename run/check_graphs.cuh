@@ -2,7 +2,7 @@
 // Before each, activations are NaNs and gradients zeros, so that lost work shows. The loss and the sum of the
 // gradients' squares must have the same bits, else the run uses no graph. The check leaves no trace but the graph.
 #pragma once
-#include "run/self_check.cuh" // self_check_is_wanted
+#include "run/self_check.cuh" // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
 
@@ -54,7 +54,7 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
     struct graph_check_result result;
     memset(&result, 0, sizeof result);
     cuda_check(cudaDeviceSynchronize()); // copies and collectives have streams of their own
-    judge_spoil(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], m->dev);
+    judge_fill_with_nans(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], m->dev);
     if (arenas->bytes[ARENA_GRADIENTS] > 0)
         device_zero(arenas->base[ARENA_GRADIENTS], arenas->bytes[ARENA_GRADIENTS],
                     m->dev); // gaps between tensors stay 0
@@ -84,7 +84,7 @@ static void graph_check_log(struct json *json, const void *text) { json_str(json
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||
-        !self_check_is_wanted(r, ATTENTION_FLASH))
+        !self_check_any_rank_wants(r, ATTENTION_FLASH))
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);

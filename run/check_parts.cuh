@@ -1,7 +1,7 @@
 // The self-check of FP8's casts and of copies between the memories of host and device, on known numbers before the
 // first step. There is nothing simpler to fall back on: the program ends where one is wrong.
 #pragma once
-#include "run/self_check.cuh" // self_check_is_wanted
+#include "run/self_check.cuh" // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
 #include "run/check_copies.cuh"   // copies_are_right
@@ -126,7 +126,7 @@ static void check_parts(struct run *r) {
     char *const memory = arenas->base[ARENA_ACTIVATIONS];
     const size_t room = arenas->bytes[ARENA_ACTIVATIONS];
     bool offloads = false;
-    if (!self_check_is_wanted(r, ATTENTION_FLASH))
+    if (!self_check_any_rank_wants(r, ATTENTION_FLASH))
         return;
     for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
         offloads = offloads || arenas->bytes[i] > 0;

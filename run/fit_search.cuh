@@ -157,7 +157,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
 }
 
 // Plans a choice of a group with all layers of one kind, unless done before, and records how it exceeds the formulas.
-static void fit_learn(struct fit_queue *q, int group, int kind) {
+static void fit_plan_group(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
     struct fit_choice c = s->least;
@@ -179,7 +179,7 @@ static void fit_learn(struct fit_queue *q, int group, int kind) {
 static int fit_num_kinds(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
-// Whether fit_learn_groups has planned all that a choice's estimate reads.
+// Whether fit_plan_groups_of has planned all that a choice's estimate reads.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     bool known = true;
@@ -188,11 +188,11 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
     return known;
 }
 // Plans what a choice's estimate reads: for each kind of its layers, its group with and without offloaded layers.
-static void fit_learn_groups(struct fit_queue *q, const struct fit_choice *c) {
+static void fit_plan_groups_of(struct fit_queue *q, const struct fit_choice *c) {
     const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
     for (int i = k; i < k + n; i++) {
-        fit_learn(q, group & ~FIT_GROUP_LAYERS, i);
-        fit_learn(q, group, i);
+        fit_plan_group(q, group & ~FIT_GROUP_LAYERS, i);
+        fit_plan_group(q, group, i);
     }
 }
 
@@ -314,10 +314,10 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 
 // ---- The search ----
 
-// Calls fit_learn_groups for a node's choice. Nodes known by this get a new estimate and percentage, or are out.
+// Calls fit_plan_groups_of for a node's choice. Nodes known by this get a new estimate and percentage, or are out.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
-    fit_learn_groups(q, &c);
+    fit_plan_groups_of(q, &c);
     for (int i = 0; i < q->count; i++) {
         struct fit_node *n = &q->nodes[i];
         if (n->known != FIT_BY_FORMULA || n->value == INFINITY || !fit_is_known(q, &n->c))
@@ -407,7 +407,7 @@ static struct fit_found fit_search(const struct fit_space *s, enum fit_objective
     q.space = s;
     q.objective = objective;
     for (int k = 0; k < s->kinds; k++)
-        fit_learn(&q, FIT_GROUP_PLAIN, k);
+        fit_plan_group(&q, FIT_GROUP_PLAIN, k);
     fit_add_sets(&q, s->least.formats, s->most.formats);
     while (found.count < FIT_BEST && (found.count == 0 || q.plans < most_plans)) {
         struct fit_node *n = fit_next(&q);

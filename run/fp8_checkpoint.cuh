@@ -15,7 +15,7 @@ enum fp8_tensor {
     FP8_TENSORS
 };
 // Whether a tensor is attention's. The tensors are the checkpoint's: scales and histories, in F32.
-static bool fp8_tensor_is_attention(enum fp8_tensor t) { return t >= FP8_TENSOR_ATTENTION_SCALE; }
+static bool fp8_saved_is_attention(enum fp8_tensor t) { return t >= FP8_TENSOR_ATTENTION_SCALE; }
 static bool fp8_tensor_is_history(enum fp8_tensor t) {
     return t == FP8_TENSOR_HISTORY || t == FP8_TENSOR_ATTENTION_HISTORY;
 }
@@ -28,13 +28,13 @@ static int64_t fp8_delayed_linears(const struct fp8_state *f) {
 static int64_t fp8_tensor_values(const struct fp8_state *f, enum fp8_tensor t) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     const int64_t linears = fp8_delayed_linears(f);
-    return (fp8_tensor_is_attention(t) ? delayed.count - linears : linears) *
+    return (fp8_saved_is_attention(t) ? delayed.count - linears : linears) *
            (fp8_tensor_is_history(t) ? delayed.delay.length : 1);
 }
 // Returns where a tensor begins in the array of fp8_state_download: the index of its first value.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return (fp8_tensor_is_history(t) ? fp8_delayed_scales(f).count : 0) +
-           (fp8_tensor_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
+           (fp8_saved_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
 }
 // Returns a tensor's name, type and shape in the file. `id` is copied for the caller's use.
 static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
@@ -45,7 +45,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     memset(&entry, 0, sizeof entry);
     entry.name = names[t];
     entry.dtype = SAFETENSORS_F32;
-    if (fp8_tensor_is_attention(t)) {
+    if (fp8_saved_is_attention(t)) {
         entry.shape[0] = (uint64_t)((delayed.count - fp8_delayed_linears(f)) / f->num_layers);
         entry.shape[1] = (uint64_t)f->num_layers;
         entry.dims = 2;
@@ -83,7 +83,7 @@ static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const
     for (int t = (int)first; t < (int)first + 2; t++) {
         const struct safetensors_tensor wanted = fp8_tensor_entry(f, (enum fp8_tensor)t, 0);
         const struct safetensors_tensor *tensor = safetensors_find(file, wanted.name);
-        if (tensor && (!fp8_tensor_is_attention(first) || tensor->dims == 0 || tensor->shape[0] == wanted.shape[0]))
+        if (tensor && (!fp8_saved_is_attention(first) || tensor->dims == 0 || tensor->shape[0] == wanted.shape[0]))
             return true;
     }
     return false;

@@ -7,7 +7,7 @@
 #include "runtime/machine/say.h" // say_warning
 
 // Allocates the samples of a training run, each with a prompt of one token, and opens r->sampler. close_run frees them.
-static void open_samples(struct run *r) {
+static void open_training_samples(struct run *r) {
     const struct config *c = r->config;
     r->samples = (int32_t *)calloc((size_t)c->evaluation.sample_count * ((size_t)c->evaluation.sample_tokens + 1),
                                    sizeof *r->samples);
@@ -20,7 +20,7 @@ static void open_samples(struct run *r) {
 }
 
 // Writes the text of each sample into json under its number, from 1. context: the struct run.
-static void log_samples(struct json *json, const void *context) {
+static void write_samples(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     const int n = r->config->evaluation.sample_tokens + 1;
     for (int i = 0; i < r->config->evaluation.sample_count; i++) {
@@ -38,7 +38,7 @@ static void log_samples(struct json *json, const void *context) {
 }
 
 // Generates, prints and logs the samples of a training run after `step` steps. Does nothing if a signal to stop comes,
-// in a run of one rank. Needs open_samples; call this before the next update is enqueued. Every rank calls this.
+// in a run of one rank. Needs open_training_samples; call before the next update is enqueued. Every rank calls this.
 static void generate_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens + 1, end = r->vocabulary.end_of_text;
@@ -54,7 +54,7 @@ static void generate_samples(struct run *r, int step) {
         putchar('\n');
         log_event(&r->log, "---");
     }
-    log_object(&r->log, step, "samples", log_samples, r);
+    log_object(&r->log, step, "samples", write_samples, r);
 }
 
 // ---- --generate ----

@@ -6,7 +6,7 @@
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
 #include "formats/checkpoint.h"        // checkpoint_prune
-#include "formats/checkpoint_best.h"   // checkpoint_set_best
+#include "formats/checkpoint_best.h"   // checkpoint_replace_best
 #include "formats/checkpoint_part.h"   // checkpoint_part_begin
 #include "formats/checkpoint_thread.h" // writes while the training goes on
 #include "formats/checkpoint_write.h"  // checkpoint_begin, checkpoint_commit
@@ -49,18 +49,18 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
     const char *problem =
         read_whole(&data, &bytes, MAX_BYTES, job->tokenizer_files[i], "a tokenizer's file", &writer->error);
     if (!problem)
-        problem = checkpoint_file(writer, job->tokenizer_names[i], data, bytes);
+        problem = checkpoint_write_file(writer, job->tokenizer_names[i], data, bytes);
     free(data);
     return problem;
 }
 static const char *save_small_files(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
-    const char *problem = checkpoint_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
-                                          job->config_json, job->config_bytes);
+    const char *problem = checkpoint_write_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
+                                                job->config_json, job->config_bytes);
     if (!problem)
-        problem = checkpoint_file(writer, "trainer_state.json", job->state_json, job->state_bytes);
+        problem = checkpoint_write_file(writer, "trainer_state.json", job->state_json, job->state_bytes);
     if (!problem && job->algorithms)
-        problem = checkpoint_file(writer, MATMUL_ALGORITHMS_NAME, job->algorithms, job->algorithms_bytes);
+        problem = checkpoint_write_file(writer, MATMUL_ALGORITHMS_NAME, job->algorithms, job->algorithms_bytes);
     for (int i = 0; i < SAVE_TOKENIZER_FILES && *job->tokenizer_files[i] && !problem; i++)
         problem = save_tokenizer_file(job, i);
     return problem;
@@ -114,7 +114,7 @@ static const char *save_run(void *argument, struct error_text *error) {
     if (problem)
         return error_format(error, "%s", problem);
     if (job->best)
-        RETURN_PROBLEM(checkpoint_set_best(job->root, job->step, job->every, error));
+        RETURN_PROBLEM(checkpoint_replace_best(job->root, job->step, job->every, error));
     return job->keep > 0 ? checkpoint_prune(job->root, job->keep, job->step, error) : NULL;
 }
 

@@ -278,8 +278,8 @@ static const char *save_index(struct save_tensors *s, const int *first, int shar
     if (out)
         safetensors_index_write(out, entries, s->model.count, total);
     const bool written = out && fclose(out) == 0;
-    const char *problem =
-        written ? checkpoint_file(&s->writer, "model.safetensors.index.json", text, bytes) : save_out_of_memory(s);
+    const char *problem = written ? checkpoint_write_file(&s->writer, "model.safetensors.index.json", text, bytes)
+                                  : save_out_of_memory(s);
     free(text);
     free(entries);
     return problem;

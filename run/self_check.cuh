@@ -97,7 +97,7 @@ static void self_check_open(struct device *dev, struct cudaDeviceProp *propertie
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("\n" SELF_CHECK_OPEN "\n");
 }
-static void self_check_shut(struct device *dev) {
+static void self_check_close(struct device *dev) {
     matmul_destroy(dev->matmul);
     attention_close(dev);
     device_close(dev);
@@ -123,7 +123,7 @@ static int self_check_serve(const char *request) {
         printf("\n" SELF_CHECK_IS_WRONG "%s\n", reason);
     else
         printf("\n" SELF_CHECK_IS_RIGHT "%.2g\n", largest);
-    self_check_shut(&dev);
+    self_check_close(&dev);
     return EXIT_SUCCESS;
 }
 
@@ -165,7 +165,7 @@ static double self_check_limit(void) {
     return seconds;
 }
 // Whether a child's output has an error that doesn't put the blame on the kernels: memory was short or is broken.
-static bool self_check_tells_nothing(const char *output) {
+static bool self_check_blames_memory(const char *output) {
     static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (strstr(output, texts[i]))
@@ -180,7 +180,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
     case CHILD_KILLED:
         return result.status == SIGSEGV || result.status == SIGBUS || result.status == SIGILL ||
                result.status == SIGFPE || result.status == SIGABRT;
-    case CHILD_EXITED: return result.status != 0 && !self_check_tells_nothing(output);
+    case CHILD_EXITED: return result.status != 0 && !self_check_blames_memory(output);
     case CHILD_NOT_STARTED: break;
     }
     return false;
@@ -377,7 +377,7 @@ static void self_check_save(struct run *r) {
 // ---- The choice ----
 
 // Whether any rank is to check its `backend`, by --self-check, on an open GPU. Fused never is. Every rank calls this.
-static bool self_check_is_wanted(struct run *r, enum attention_backend backend) {
+static bool self_check_any_rank_wants(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
     bool wanted = false;
@@ -456,7 +456,7 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
-    if (!self_check_is_wanted(r, backend))
+    if (!self_check_any_rank_wants(r, backend))
         return true;
     if (!s->is_read && r->config->device.self_check != CHECK_ALWAYS)
         self_check_read(r);

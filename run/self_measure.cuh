@@ -131,7 +131,7 @@ static int measure_serve(const char *request) {
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (timing.candidates[i])
             printf("\n" SELF_MEASURE_TOOK "%d %.6g ms\n", i, 1e3 * timing.seconds[i]);
-    self_check_shut(&dev);
+    self_check_close(&dev);
     return EXIT_SUCCESS;
 }
 static int self_check_or_measure_serve(const char *request) {
@@ -283,7 +283,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     struct self_measured *measured = &r->self_check.measured;
     struct self_verdict verdicts[ATTENTION_BACKENDS_COUNT];
     enum self_measure_result result = SELF_MEASURE_NOTHING;
-    if (rule == ATTENTION_UNFUSED || !self_check_is_wanted(r, ATTENTION_FLASH))
+    if (rule == ATTENTION_UNFUSED || !self_check_any_rank_wants(r, ATTENTION_FLASH))
         return result;
     const struct measure_request m = measure_request_of(r, rule, demands);
     if (!parallel_largest(r->parallel, measure_mask(&m) != 0, "the time of attention"))

@@ -4,7 +4,7 @@
 #include "config/config.h"             // struct config
 #include "config/config_file.h"        // config_auto_chooses
 #include "config/fp8.h"                // config_drop_unused_fp8
-#include "dataloader.h"                // mixture_any
+#include "dataloader.h"                // mixture_find_file
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
 #include "formats/peft_config.h"       // peft_config_read
@@ -130,7 +130,7 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
 }
 
 // Returns the option that says the same in another unit, epochs for steps, or `row`. A given option replaces both.
-static int start_rival_of(int row) {
+static int start_other_unit_of(int row) {
     const int steps = CONFIG_ROW(training.train_steps), epochs = CONFIG_ROW(training.train_epochs);
     return row == steps ? epochs : row == epochs ? steps : row;
 }
@@ -147,7 +147,7 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
             fail("%s/trainer_state.json: has the option '%s', which this program does not know", config->checkpoint,
                  json_show(name).text);
-        if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START) && !by_user[start_rival_of(row)])
+        if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START) && !by_user[start_other_unit_of(row)])
             start_set(config, row, json_string_value(value));
     }
     start_take_choice(config, state, by_user);
@@ -354,7 +354,7 @@ static void start_take_rows(struct config *config) {
     struct error_text error;
     memset(&file, 0, sizeof file);
     const char *const option = config_trains(config) ? "--train-data" : "--val-data";
-    if (config_generates(config) || !mixture_any(patterns, option, path, sizeof path))
+    if (config_generates(config) || !mixture_find_file(patterns, option, path, sizeof path))
         return;
     const bool opened = token_file_open(&file, path, &error) == NULL; // else the data loader says what is wrong
     const bool rows = opened && file.row_tokens > 0;

@@ -19,7 +19,7 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
         if (tokenizer && tokenizer_find(shard, first, sizeof first)) {
             const bool sibling = strcmp(name, "tokenizer.json") != 0;
             if (sibling)
-                return tokenizer_sibling(first, name, path, size);
+                return tokenizer_find_sibling(first, name, path, size);
             return (size_t)snprintf(path, size, "%s", first) < size;
         }
     }

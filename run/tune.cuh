@@ -2,7 +2,7 @@
 // ranks, so that all have the same bits. It reads the choices in the file of the checkpoint, or of --out, and times
 // those products of training and validation that the file lacks. All other products use the heuristics' choice.
 #pragma once
-#include "run/self_check.cuh" // self_check_is_wanted
+#include "run/self_check.cuh" // self_check_any_rank_wants
 #ifdef TARGET_CUDA
 #include "kernels/matmul/choices.cuh" // struct matmul_choice, matmul_tune
 #endif
@@ -164,7 +164,7 @@ static int tune_time(struct run *r) {
     return timed;
 }
 // Compares each listed product with sums in double; ends the program for a wrong one. Overwrites what tune_time does.
-static void tune_prove(struct run *r) {
+static void tune_check_products(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
     for (int i = 0; i < library->product_count; i++)
@@ -260,7 +260,7 @@ static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
     const double begin = seconds_now();
-    const bool proves = self_check_is_wanted(r, ATTENTION_FLASH);
+    const bool proves = self_check_any_rank_wants(r, ATTENTION_FLASH);
     if (c->device.matmul_tuning || proves) {
         matmul_list_begin(r->dev.matmul);
         gpt_dry_run(r->model);
@@ -268,7 +268,7 @@ static void tune_matmuls(struct run *r) {
     }
     if (!c->device.matmul_tuning) {
         if (proves)
-            tune_prove(r);
+            tune_check_products(r);
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
         if (proves)
             snprintf(
@@ -287,7 +287,7 @@ static void tune_matmuls(struct run *r) {
     if (r->parallel)
         tune_share(r);
     if (proves && timed < r->dev.matmul->product_count)
-        tune_prove(r);
+        tune_check_products(r);
     if (c->rank == 0) {
         size_t bytes = 0;
         char *text = tune_text(r->dev.matmul, others, &r->dev, &bytes);

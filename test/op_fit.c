@@ -151,7 +151,7 @@ static void check_estimates(const struct fit_auto *a, const char *options, uint6
     memset(&q, 0, sizeof q);
     q.space = &a->space;
     for (int k = 0; k < a->space.kinds; k++)
-        fit_learn(&q, FIT_GROUP_PLAIN, k);
+        fit_plan_group(&q, FIT_GROUP_PLAIN, k);
     for (int i = 0; i < 6; i++) {
         struct fit_node n;
         memset(&n, 0, sizeof n);
@@ -169,7 +169,7 @@ static void check_estimates(const struct fit_auto *a, const char *options, uint6
                     "%s: recompute %d, %d layers, %d %%, gradients %d, weights %d, known %d: estimated %g s, planned %g",
                     options, n.c.recompute, n.c.layers, n.c.percent, n.c.gradients, n.c.weights, known, e.seconds,
                     o.seconds);
-            fit_learn_groups(&q, &n.c);
+            fit_plan_groups_of(&q, &n.c);
         }
     }
 }

@@ -118,9 +118,9 @@ static const char *save_with(struct checkpoint_writer *writer, int64_t step, int
     contents = contents_of(step, salt);
     const char *problem = checkpoint_begin(writer, root, step);
     if (!problem)
-        problem = checkpoint_file(writer, "model.safetensors", &contents, sizeof contents);
+        problem = checkpoint_write_file(writer, "model.safetensors", &contents, sizeof contents);
     if (!problem)
-        problem = checkpoint_file(writer, "empty", NULL, 0);
+        problem = checkpoint_write_file(writer, "empty", NULL, 0);
     return problem ? problem : checkpoint_commit(writer);
 }
 static void save(int64_t step, int64_t salt) {
@@ -424,7 +424,7 @@ static void a_checkpoint_is_there_after_its_commit_and_not_before(void **state) 
     struct error_text error;
     root_clear();
     assert_null(checkpoint_begin(&writer, root, 10));
-    assert_null(checkpoint_file(&writer, "a", "x", 1));
+    assert_null(checkpoint_write_file(&writer, "a", "x", 1));
     assert_null(find_newest(&found, &heard, &error));
     assert_int_equal(found.step, -1);
     assert_words(heard.text, ".step_00000010.|.partial: is being written or removed by process ");
@@ -456,9 +456,9 @@ static void the_manifest_says_what_was_written(void **state) {
     }
     root_clear();
     assert_null(checkpoint_begin(&writer, root, 1));
-    assert_null(checkpoint_file(&writer, "empty", NULL, 0));
-    assert_null(checkpoint_file(&writer, "large", bytes, MAX));
-    assert_null(checkpoint_file(&writer, "chunk", bytes, CHECKPOINT_CHUNK));
+    assert_null(checkpoint_write_file(&writer, "empty", NULL, 0));
+    assert_null(checkpoint_write_file(&writer, "large", bytes, MAX));
+    assert_null(checkpoint_write_file(&writer, "chunk", bytes, CHECKPOINT_CHUNK));
     assert_null(checkpoint_file_begin(&writer, "mixed")); // small and large pieces, on the chunks' borders and off them
     uint64_t done = 0;
     for (int i = 0; done < MAX; i++) {
@@ -579,8 +579,8 @@ static void faults_of_the_program_are_texts_too(void **state) {
     assert_null(checkpoint_file_begin(&writer, "a"));
     assert_words(checkpoint_commit(&writer), "committed within a file");
     assert_null(checkpoint_begin(&writer, root, 20));
-    assert_null(checkpoint_file(&writer, "a", "x", 1));
-    assert_non_null(checkpoint_file(&writer, "a", "y", 1)); // a second time
+    assert_null(checkpoint_write_file(&writer, "a", "x", 1));
+    assert_non_null(checkpoint_write_file(&writer, "a", "y", 1)); // a second time
     assert_null(checkpoint_begin(&writer, root, 20));
     assert_non_null(checkpoint_file_write(&writer, "x", 1));
     assert_null(checkpoint_begin(&writer, root, 20));
@@ -858,7 +858,7 @@ static void a_writer_holds_its_folder_until_it_dies(void **state) {
     assert_true(child >= 0);
     if (child == 0) {
         alarm(120);
-        const bool begun = !checkpoint_begin(&writer, root, 20) && !checkpoint_file(&writer, "a", "x", 1);
+        const bool begun = !checkpoint_begin(&writer, root, 20) && !checkpoint_write_file(&writer, "a", "x", 1);
         if (write(ends[1], begun ? "y" : "n", 1) == 1)
             pause();
         _exit(1);
@@ -1168,7 +1168,7 @@ static const char *team_lead(struct checkpoint_writer *writer, int64_t step, int
     const char *problem = team_lay_out(writer, step, salt);
     *laid_out = problem ? -1 : getpid();
     if (!problem)
-        problem = checkpoint_file(writer, "empty", NULL, 0);
+        problem = checkpoint_write_file(writer, "empty", NULL, 0);
     if (!problem)
         problem = team_part(getpid(), 0, step, salt, &part);
     if (!problem)
@@ -1431,8 +1431,8 @@ static int run_file_size_limit(void *unused) {
     signal(SIGXFSZ, SIG_IGN);
     check(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     check(!checkpoint_begin(&writer, root, 20));
-    check(!checkpoint_file(&writer, "fits", bytes, 100000));
-    const char *const problem = checkpoint_file(&writer, "large", bytes, sizeof bytes);
+    check(!checkpoint_write_file(&writer, "fits", bytes, 100000));
+    const char *const problem = checkpoint_write_file(&writer, "large", bytes, sizeof bytes);
     return problem ? child_says(problem) : 0;
 }
 static void a_write_that_fails_leaves_nothing_behind(void **state) {
@@ -1483,7 +1483,7 @@ static int run_full_disk(void *unused) {
         const uint64_t count = i == 0 ? sizeof bytes : before;
         const char *problem = checkpoint_begin(&writer, root, 20);
         if (!problem)
-            problem = checkpoint_file(&writer, "model", bytes, count);
+            problem = checkpoint_write_file(&writer, "model", bytes, count);
         if (!problem)
             problem = checkpoint_commit(&writer);
         check(problem && strstr(problem, i == 0 ? "step_00000020/model: " : "step_00000020/manifest.json: "));
@@ -1531,7 +1531,7 @@ static int run_read_only(void *unused) {
     // The disk becomes read-only in the middle of a save, as a kernel makes it after an error.
     check(mount(NULL, folder, NULL, MS_REMOUNT, NULL) == 0);
     check(!checkpoint_begin(&writer, root, 30));
-    check(!checkpoint_file(&writer, "model", "x", 1));
+    check(!checkpoint_write_file(&writer, "model", "x", 1));
     check(mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0);
     problem = checkpoint_commit(&writer);
     check(problem && strstr(problem, "step_00000030/manifest.json: cannot be made: Read-only file system"));

@@ -120,7 +120,7 @@ static bool meets(const struct handshake_key *key, struct joiner *j, struct hand
         in = handshake_next(door, &hello, sizeof hello, deadline_clock_s() + 0.05);
     if (in) {
         *talk = door->proven->talk;
-        const int socket = handshake_admit(door, &ANSWER, sizeof ANSWER);
+        const int socket = handshake_welcome(door, &ANSWER, sizeof ANSWER);
         assert_true(socket >= 0);
         assert_int_equal(hello == HELLO, j->kind == HONEST);
         pthread_join(thread, NULL);

@@ -277,7 +277,7 @@ static void *control_run(void *argument) {
         control_wait(c);
     }
     if (c->rank == 0 || !c->all_closed) // the others where they exit with an error
-        control_drain(c, CLOSE_S);
+        control_flush_and_drain(c, CLOSE_S);
     return NULL;
 }
 
@@ -376,7 +376,7 @@ static const char *control_connect(struct control *c, double start_s, struct err
             control_send(c, CONTROL_WELCOME, 0, c->peers, (size_t)c->ranks * sizeof *c->peers);
         else {
             control_send(c, CONTROL_ABORT, EXIT_USAGE, NULL, 0); // with which callers fail
-            control_drain(c, CLOSE_S);
+            control_flush_and_drain(c, CLOSE_S);
         }
     }
     return problem;

@@ -152,7 +152,7 @@ void control_link_close(struct control_link *link);
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
 // Sends what is queued and nothing more, and drops what arrives, until the others have closed or `seconds` are over: a
 // process that ends with unread bytes resets the connection, and its peer may lose what was sent.
-void control_drain(struct control *c, double seconds);
+void control_flush_and_drain(struct control *c, double seconds);
 // Tells the other ranks, through rank 0, to end with `status`. Waits up to half a second until they have been told.
 void control_abort_others(struct control *c, int status);
 

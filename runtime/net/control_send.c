@@ -10,7 +10,7 @@
 
 static const double ABORT_S = 0.5; // timeout for an abort to reach the others, of which one may be stopped
 
-void control_drain(struct control *c, double seconds) {
+void control_flush_and_drain(struct control *c, double seconds) {
     const double until_s = deadline_clock_s() + seconds;
     char dropped[4096];
     for (;;) {
@@ -51,5 +51,5 @@ void control_send(struct control *c, enum control_type type, int status, const v
 
 void control_abort_others(struct control *c, int status) {
     control_send(c, CONTROL_ABORT, status, NULL, 0);
-    control_drain(c, ABORT_S);
+    control_flush_and_drain(c, ABORT_S);
 }

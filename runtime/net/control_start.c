@@ -60,7 +60,7 @@ static const char *control_admit(struct control *c, struct handshake_door *door,
         return problem;
     }
     control_set_hello(c, &own);
-    c->links[hello->rank].socket = handshake_admit(door, &own, sizeof own);
+    c->links[hello->rank].socket = handshake_welcome(door, &own, sizeof own);
     c->peers[hello->rank] = hello->who;
     c->peers[hello->rank].host[CONTROL_HOST - 1] = '\0';
     return NULL;

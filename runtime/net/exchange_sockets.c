@@ -78,7 +78,7 @@ static const char *exchange_accept_at(struct exchange_sockets *s, struct handsha
             continue;
         }
         const struct exchange_hello answer = {s->rank, hello.from};
-        const int accepted = handshake_admit(door, &answer, sizeof answer);
+        const int accepted = handshake_welcome(door, &answer, sizeof answer);
         const bool meant = accepted >= 0 && hello.to == s->rank; // else the answer tells the peer to look elsewhere
         const int dropped = meant ? s->sockets[hello.from] : accepted; // of two, the peer has dropped the former
         if (dropped >= 0)

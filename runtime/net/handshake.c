@@ -22,7 +22,7 @@ enum {
 };
 static const char HANDSHAKE_MAGIC[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
 
-// The timeout for all that the accepting end says: rank 0 answers at once, and what takes longer is another process or a
+// The timeout for all that the accepting end says: rank 0 answers at once. What takes longer is another process, or a
 // rank that waits for this one. Tests change it.
 static double answer_s = 10;
 
@@ -319,9 +319,9 @@ bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double 
     return false;
 }
 
-int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes) {
+int handshake_welcome(struct handshake_door *d, const void *own_hello, size_t bytes) {
     struct handshake_guest *const guest = d->proven;
-    const bool sent = handshake_send_answer(d, guest, VERDICT_WELCOME, answer, bytes);
+    const bool sent = handshake_send_answer(d, guest, VERDICT_WELCOME, own_hello, bytes);
     const int socket = guest->socket;
     guest->socket = -1;
     if (!sent)

@@ -38,9 +38,9 @@ enum socket_answer handshake_join(int socket, const struct handshake_key *key, c
 struct handshake_door *handshake_open(int listener, const struct handshake_key *key, int rank, int ranks);
 // Waits for a peer that has proven its hello (bytes); the caller then admits or refuses it. False: none has by until_s.
 bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double until_s);
-// Sends `answer` (bytes), this end's hello, to the peer that handshake_next found, which has proven itself already.
+// Sends this end's own hello (bytes) to the peer that handshake_next found, which has proven itself already.
 // Returns the peer's socket, which the caller closes; -1: the peer has gone.
-int handshake_admit(struct handshake_door *d, const void *answer, size_t bytes);
+int handshake_welcome(struct handshake_door *d, const void *own_hello, size_t bytes);
 // Refuses the peer that handshake_next found, and closes its connection. The caller prints why.
 void handshake_refuse(struct handshake_door *d);
 // Closes what was not admitted, prints how many beyond ten were turned away, and frees d. The listener stays open.
