@@ -116,7 +116,7 @@ static struct rope_settings rope_settings_of(const struct config *c, bool local,
     }
     return s;
 }
-// Fills the rotary table in buffer `id` and returns its address. local: as in rope_settings_of. Waits for the device.
+// Fills buffer `id` with the rotary table (if `local`, windowed layers' own) and returns it. Waits for the device.
 static const float *gpt_initialize_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.model.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);

@@ -8,7 +8,7 @@
 
 // ---- Inputs ----
 
-// Whether a linear layer's input is to be made: at.produce has it or, in an FP8 layer, the product that reads it.
+// Whether at.produce needs a linear layer's input: it has the input or, in an FP8 layer, the product that reads it.
 static bool input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
@@ -20,7 +20,7 @@ static floatX *linear_input(struct at at, enum linear linear) {
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)
                                              : rows_of(source.below ? at_layer_below(at) : at, source.id);
 }
-// Returns the sink of a linear layer's input: linear_input and, in FP8 training, an amax to merge. It takes no sums.
+// Returns where an op puts a linear layer's input: linear_input and, in FP8 training, its amax. There are no sums.
 static struct sink input_sink(struct at at, enum linear linear) {
     struct sink sink = plain_sink(linear_input(at, linear));
     sink.amax = amax_of(at.m, at.pass, at.l, linear, FP8_INPUT);
@@ -34,8 +34,8 @@ static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
 }
-// Returns a linear layer's weight (outputs, inputs), after use_unit; NULL when planning. A weight stored in FP8 or NF4
-// is read back into `workspace` (linear_weight_bytes), in this phase.
+// Returns a linear layer's weight (outputs, inputs); NULL when planning. Call use_unit for its unit before. A weight
+// stored in FP8 or NF4 is dequantized into `workspace` (linear_weight_bytes), in this phase.
 static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     floatX *w = (floatX *)workspace;
@@ -46,7 +46,7 @@ static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum li
 }
 // Whether a linear layer's backward overwrites the gradient of its input, or adds to what is there.
 enum din_use { DIN_WRITTEN, DIN_ADDED };
-// The number of bytes of scratch memory that suffice for each product, outside FP8, of a linear layer on `rows` tokens.
+// The number of bytes of scratch memory that any one product of a linear layer on `rows` tokens needs outside FP8.
 static size_t products_bytes(const struct gpt *m, const struct linear_row *row, int64_t rows, enum din_use use) {
     const size_t written = matmul_workspace_bytes(rows, row->outputs, row->inputs, m->dev);
     switch (use) {
@@ -57,8 +57,8 @@ static size_t products_bytes(const struct gpt *m, const struct linear_row *row, 
     }
     return written;
 }
-// Returns this phase's scratch memory of a layer not in FP8, enough for every range; NULL when planning. It begins with
-// linear_weight_bytes for the weight; one product or the adapter at a time uses the rest.
+// Returns this phase's scratch memory for a linear layer outside FP8, enough for every range; NULL when planning. Its
+// first linear_weight_bytes are for the weight. The products and the adapter use the rest one after the other.
 static void *linear_workspace(struct at at, enum linear linear, enum din_use use) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -68,7 +68,7 @@ static void *linear_workspace(struct at at, enum linear linear, enum din_use use
     return workspace(m, linear_weight_bytes(m, at.l, linear) + bytes);
 }
 
-// out (rows, outputs) = in weight^T + bias + the adapter's output, in this phase. In FP8 layers call cast_input before.
+// out (rows, outputs) = linear_input weight^T + bias + the adapter's output, in this phase. FP8 needs cast_input first.
 static void linear_forward(struct at at, enum linear linear, floatX *out) {
     struct gpt *m = at.m;
     if (is_quantized(m, at.pass, at.l)) {
@@ -92,9 +92,9 @@ struct gelu_input {
 };
 static const struct gelu_input NO_GELU = {NULL, false};
 
-// Runs a linear layer's backward in this phase, where dout (rows, outputs) is live; in FP8 opens two more. Writes or
-// adds, by `use`, the input's gradient in din_slot. Writes or, if accumulates(m) or in a later range, adds the
-// gradients of weight, adapter and, if sums_bias or in FP8, bias. Returns whether din_slot got gelu.pre's gradient.
+// Runs a linear layer's backward from dout (rows, outputs) in this phase; FP8 layers open two more. By `use`, writes or
+// adds the input's gradient in din_slot. Writes the gradients of weight, adapter and, if sums_bias or in FP8, bias;
+// adds them if accumulates(m), and in later ranges. Returns whether din_slot has gelu.pre's gradient instead.
 static bool linear_backward(struct at at, enum linear linear, enum slot din_slot, enum din_use use, const floatX *dout,
                             bool sums_bias, struct gelu_input gelu) {
     struct gpt *m = at.m;

@@ -43,22 +43,22 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     s.bytes = 2 * h + dropped + products;
     return s;
 }
-// The number of bytes of scratch memory of a layer's adapter, enough for `most` and for `last` tokens; 0 without one.
+// The number of bytes of scratch memory that serve a layer's adapter on `most` and on `last` tokens; 0 without one.
 static size_t lora_workspace_bytes(const struct gpt *m, enum linear linear, int64_t most, int64_t last) {
     if (!has_adapter(m, linear))
         return 0;
     return larger(lora_scratch_at(m, linear, most, NULL).bytes, lora_scratch_at(m, linear, last, NULL).bytes);
 }
 
-// Multiplies x (N, width) by LoRA's s (config_lora_scale), in place.
+// Multiplies x (N, width) by config_lora_scale, in place.
 static void lora_scale(struct gpt *m, floatX *x, int64_t N, int width) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const float scale = (float)config_lora_scale(&m->config);
     if (scale != 1)
         RUN(m, residual_backward(x, NULL, x, N, width, scale, none, m->dev));
 }
-// s->h (N, parts x rank) = LoRA's s times drop(in) a^T, with in (N, inputs) and a (parts x rank, inputs). Returns
-// drop(in), (N, inputs), which is in s->dropped, or without dropout `in`.
+// s->h (N, parts x rank) = config_lora_scale * drop(in) a^T, with in (N, inputs) and a (parts x rank, inputs). Returns
+// drop(in), (N, inputs): it is s->dropped or, without dropout, `in` itself.
 static const floatX *lora_project(struct gpt *m, int l, enum linear linear, const struct lora_scratch *s,
                                   const floatX *in, const floatX *a, int64_t N) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

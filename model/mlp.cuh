@@ -5,7 +5,7 @@
 #include "model/linear.cuh"         // linear_forward, linear_backward
 #include "model/mlp_ranges.cuh"     // at_forward_ranges, at_next
 
-// act.data (N, F) = the MLP's activation of fc (N, fc_width). Merges act.amax, if not NULL. Makes no act.sums.
+// act.data (N, F) = the MLP's activation of fc (N, fc_width). Merges its amax into act.amax. Makes no act.sums.
 static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
 #define POINTWISE(name) name##_forward(act.data, fc, N * s->layer.F, act.amax, dev)
@@ -14,7 +14,7 @@ static void mlp_activation_forward(struct sink act, const floatX *fc, int64_t N,
 #undef GATED
 #undef POINTWISE
 }
-// dfc.data (N, fc_width) = fc's gradient from dact (N, F), which dfc.data may be unless gated. Makes dfc.sums and amax.
+// dfc.data (N, fc_width) = fc's gradient from dact (N, F). Makes dfc.sums and amax. dfc.data may be dact unless gated.
 static void mlp_activation_backward(struct sink dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
 #define BACKWARD(name) name##_backward(dfc.data, dfc.sums, dact, fc, N, s->layer.F, dfc.amax, dev)
@@ -55,7 +55,7 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns FC, live in this phase, if the backward of the MLP's projection may go on through GELU to it; else NO_GELU.
+// Returns FC, live in this phase, if linear_backward of the MLP's projection may go on through GELU; else NO_GELU.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||
@@ -64,8 +64,8 @@ static struct gelu_input gelu_input_of(struct at at) {
     const struct gelu_input gelu = {rows_of(at, ACT_FC), bias_source(m, at.l, LINEAR_FC) == BIAS_BY_ACTIVATION};
     return gelu;
 }
-// Goes back from dproj (rows, C), the gradient of the MLP's output, live in this phase, to D_NORM2, in new phases.
-// Writes or adds the parameters' gradients as linear_backward does.
+// Goes back from dproj (rows, C), the gradient of the MLP projection's output, live in this phase, to D_NORM2, in this
+// and new phases. Writes or adds the parameters' gradients as linear_backward does.
 static void mlp_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

@@ -13,21 +13,20 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns the activations that block_forward leaves to the ranges of backward, some maybe not in `produce`; 0: none.
+// Returns the activations that block_forward must not make, because the ranges of backward will; 0: there are none.
 static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at`, all tokens of a layer with ranges, and sets the rows of its largest and last range. at_next sets the
-// others.
+// Returns `at`, which has all tokens of a layer with ranges, with the rows of the largest and last range set.
 static struct at at_ranges(struct at at) {
     at.largest_range_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_range_rows = (at.rows - 1) % at.largest_range_rows + 1;
     return at;
 }
-// Returns forward's ranges, for at_next: each makes its FC and ACT, and its rows of the second product's output.
+// Returns forward's ranges, for at_next. Each makes FC, ACT and its rows of the projection's output.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
     struct at at = at_ranges(whole);
@@ -35,7 +34,7 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Returns backward's ranges, for at_next: each makes what the policy drops from norm 2 to the norm after the MLP.
+// Returns backward's ranges, for at_next. Each makes NORM2, FC, ACT, MLP_PROJ and POST2_STATS again, where dropped.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
     struct at at = at_ranges(whole);

@@ -20,8 +20,8 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     return operands;
 }
 
-// Begins the transfers of a set of layer l's activations, in this phase. Before the later phase calls offload_wait, it
-// must call offload_touch with the same arguments, which keeps the transfers' memory live until then.
+// Begins to transfer a set of layer l's activations, in this phase. The later phase that calls offload_wait must first
+// call offload_touch with the same arguments, which keeps the transfers' memory live until then.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -43,12 +43,13 @@ static void offload_touch(struct gpt *m, enum transfer_direction direction, int 
             offload_operands(m, direction, l, id);
     }
 }
-// Blocks later work of the device until all transfers in `direction` are done. Call offload_touch of each set first.
+// Makes the device's later work wait for all transfers in `direction`. Call offload_touch for each set before.
 static void offload_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
-// Has the device wait for layer l - 1's transfers and begins layer l's (-1: the embedding's), in a new phase, if any.
+// Makes the device wait until layer l - 1's activations are on the host, and begins to copy layer l's (-1: the
+// embedding's) there. Opens a phase for this; does nothing if neither layer has any to copy.
 static void offload_layer(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
@@ -59,8 +60,8 @@ static void offload_layer(struct gpt *m, int l) {
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
-// Returns the set of layer k's offloaded activations that the backward of the group of layers [first, last] reads. k is
-// from first - 1 (-1: the embedding), whose output is the group's input, to last, whose output the group doesn't read.
+// Returns the set of layer k's offloaded activations that the backward of the group of layers [first, last] reads. In
+// layer first - 1 (-1: the embedding) that is only OUT, the group's input; in layer `last` it is all but OUT.
 static uint32_t fetched_activations(const struct gpt *m, int first, int last, int k) {
     const uint32_t members = k < first ? BIT(OUT) : k < last ? ACT_ALL : ACT_ALL & ~BIT(OUT);
     return offloaded_activations(m, k) & members;
@@ -72,8 +73,8 @@ static bool group_is_offloaded(const struct gpt *m, int first, int last) {
             return true;
     return false;
 }
-// Blocks later work of the device until the group of layers that ends with `last` has what it needs, and begins to
-// fetch what the group below needs. Opens a phase for each, if there is any. Call it before the group's recomputation.
+// Makes the device wait for the offloaded activations that the group of layers ending with `last` reads, and begins to
+// fetch what the group below reads. Opens a phase for each, if it has any. Call it before the group's recomputation.
 static void fetch_group(struct gpt *m, int last) {
     const int first = m->policy.group_first[last];
     if (group_is_offloaded(m, first, last)) {

@@ -70,9 +70,9 @@ struct model_shape {
     bool zero_projections; // projections onto the residual stream begin at 0
     bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
-// The number of elements of the weight of a norm over the hidden size; 0 if the model does not have this norm (`has`).
+// The number of elements of the weight of a norm over the hidden size; 0 if the model lacks the norm (not `has`).
 static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
-// The number of elements of the bias of a norm over the hidden size; 0 in RMSNorm, and without the norm (`has`).
+// The number of elements of the bias of a norm over the hidden size; 0 in RMSNorm, and without the norm (not `has`).
 static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
@@ -400,7 +400,7 @@ struct tensor {
     int64_t stored_at;
 };
 
-// Whether a tensor has weight decay. As in GPT-2 and Llama, matrices have it: even an adapter's B of a single column.
+// Whether a tensor has weight decay: as in GPT-2 and Llama, a matrix has. LoRA's B counts as one even at rank 1.
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
 
 // The groups of tensors whose learning rates have a multiplier of their own: X(enumerator, the option's field).
@@ -412,7 +412,7 @@ static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parame
 #define ENUM_ROW(enumerator, field) enumerator,
 enum lr_group { LR_GROUPS(ENUM_ROW) };
 #undef ENUM_ROW
-// Returns the group of a tensor. A tied head's weight is in LR_EMBEDDING, the A and B of LoRA are in LR_MATRIX.
+// Returns a tensor's group of learning rates. A tied head's weight is in LR_EMBEDDING, LoRA's A and B in LR_MATRIX.
 static enum lr_group tensor_lr_group(const struct tensor *t) {
     if (t->unit == UNIT_EMBEDDINGS)
         return LR_EMBEDDING;
@@ -500,7 +500,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
 }
 
 // Appends a tensor to p->tensors and to `layout`: &p->trained or, once all trained tensors are there, &p->frozen. Puts
-// "layer.N." before its name unless `layer` is -1. Frozen linear weights of `format` FP8 or NF4 take only stored bytes.
+// "layer.N." before its name unless `layer` is -1. If `format` is FP8 or NF4, a frozen linear weight takes bytes of the
+// stored weights (p->stored_bytes) instead of elements of `layout`.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {
@@ -529,7 +530,7 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Appends the next unit to `layout`: the unit's trained tensors if that is &p->trained, its frozen ones if &p->frozen.
+// Appends the next unit to `layout`: the trained tensors if it is &p->trained, the frozen ones if it is &p->frozen.
 // Pads it to a multiple of `multiple` elements. layer is -1 except for UNIT_LAYER. frozen is as in parameters_create.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
@@ -552,7 +553,7 @@ static void parameters_add_layout(struct parameters *p, struct flat_layout *layo
 }
 
 // Builds the table of a model's tensors. Each unit is padded so that it can be divided into `ranks` aligned shards.
-// frozen (L + 1, PARAM_COUNT) marks the tensors that are not trained, in the last row the whole model's; NULL marks
+// frozen (L + 1, PARAM_COUNT) marks the tensors that are not trained; its last row is the whole model's, NULL marks
 // none. Ends the program if the model is too large to be addressed. parameters_free frees the table.
 static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
@@ -591,7 +592,7 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// out (n) = the initial values of a tensor's elements [first, first + n), 0 in padding. Calls may split the tensor.
+// out (n) = the initial values of a tensor's elements [first, first + n), 0 in padding, however calls split the tensor.
 static void tensor_initialize(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

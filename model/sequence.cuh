@@ -40,7 +40,7 @@ static bool has_documents(const struct gpt *m, enum pass pass) {
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
-// Returns what tokens' positions are computed from, live in this phase. Pointers are NULL when planning or unneeded.
+// Returns the starts that tokens' positions count from, live in this phase. Each is NULL when planning or unneeded.
 static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)

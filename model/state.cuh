@@ -212,9 +212,9 @@ struct gpt {
     uint64_t transfers[TRANSFER_DIRECTIONS]; // tickets of the last activation to the host, and from there; 0: none
 };
 
-// Returns the column of the request in a rank's report. A report is a row of report_width doubles: the sum of squares
-// of the rank's gradients (at REPORT_SQUARES), a struct loss_sum for each micro-batch (from REPORT_LOSSES on), the
-// request and, with FP8, counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
+// Returns the column of a rank's io.request in its report. A report is a row of report_width doubles: the sum of
+// squares of the rank's gradients (at REPORT_SQUARES), a struct loss_sum for each micro-batch (from REPORT_LOSSES on),
+// the request and, with FP8, counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
 static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
 static int report_fp8_amaxes(const struct gpt *m) {
@@ -274,14 +274,14 @@ static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
 
 // Returns the set of layer l's activations that its policy keeps from forward to backward. l -1: the embedding.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// Returns the first layer of the lowest trained layer's group: backward reads no input below it. L if none is trained.
+// Returns the lowest layer whose input backward reads: the first of the lowest group it reaches. L if it reaches none.
 static int lowest_backward_layer(const struct gpt *m) {
     if (m->lowest_trained <= 0)
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Returns the layer whose parameters are needed next after layer l's backward, or the head's for l = L: the first layer
-// that is recomputed for layer l - 1, or layer l - 1 itself. -1 if backward needs no further layer.
+// Returns the layer whose parameters backward needs next after layer l's backward, or the head's for l = L. It is layer
+// l - 1 or, if a group ends there that recomputes layers, the first of these. -1 if it needs no further layer.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -295,7 +295,7 @@ static int next_backward_layer(const struct gpt *m, int l) {
 }
 
 // Returns the set of layer l's kept activations (-1: the embedding's) that are on the host until backward. OUT is in it
-// if layer l + 1 is offloaded, the rest if layer l is. The last group's stay, and those that no backward reads.
+// if layer l + 1 is offloaded, the rest if layer l is. The last group and what no backward reads stay on the device.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -416,10 +416,11 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
 }
 // Returns the factor by which attention's and the MLP's outputs are multiplied before they join the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
+// Whether a branch joins the residual stream with neither dropout nor a multiplier.
 static bool branch_is_added_as_it_is(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
-// Returns the embedding's multiplier, rounded to floatX as transformers rounds Gemma's. Granite's needs no rounding.
+// Returns the embedding's multiplier, rounded to floatX as Hugging Face does for Gemma. Granite's needs no rounding.
 static float embedding_scale(const struct gpt *m) {
     return to_float(to_floatX((float)m->config.model.embedding_multiplier));
 }

@@ -127,7 +127,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     t->planning = true;
     t->phase = -1;
 }
-// Begins a dry run, or ends it if `begin` is false. arenas_allocate has been called before.
+// Begins a dry run, or ends it if `begin` is false. Call arenas_allocate before.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded. This is false in a dry run, although t->planning is true there.
 static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
@@ -169,13 +169,13 @@ struct timeline_loop {
     int64_t first, step; // the range [first, first + step) of
     int64_t end;         // tokens [0, end)
 };
-// Returns a loop over tokens [0, end) by `step` tokens. The caller cuts the last range. The loop's phases come next.
+// Returns a loop over tokens [0, end) by ranges of `step`. The caller cuts the last range. The loop's phases follow.
 static struct timeline_loop timeline_loop_of(const struct timeline *t, int64_t step, int64_t end) {
     const struct timeline_loop loop = {t->phase, -step, step, end};
     return loop;
 }
-// Goes on to the loop's next range, on the first call to the first range, and back to the loop's first phase. Returns
-// false if no range is left. While the plan is recorded, also returns false after one range, and declares the loop.
+// Goes on to the loop's next range (the first call: to its first), and back to before the loop's first phase. Returns
+// false if no range is left. While the plan is recorded, returns false after one range, and notes the loop.
 static bool timeline_loop_next(struct timeline *t, struct timeline_loop *loop) {
     loop->first += loop->step;
     if (loop->first > 0 && timeline_is_planning(t)) {
@@ -199,7 +199,7 @@ static void *timeline_pointer(const struct timeline *t, int id) {
 }
 
 // Returns the address of buffer *id, as timeline_pointer does. When planning, except in a dry run, returns NULL and
-// makes the buffer live in this phase; if *id is -1, first adds it to the plan, in a packed arena.
+// makes the buffer live in this phase; if *id is -1, first adds it to the plan, in `arena`, which is a packed one.
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
     if (!t->planning || t->dry_run)
@@ -222,7 +222,7 @@ static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, con
 
 // Begins a copy between device and host, after the work enqueued so far. Returns a ticket for timeline_transfer_wait.
 // Until the phase that waits, the caller keeps both buffers live and writes neither. Planning only notes the name and
-// the bytes; its tickets are not for running. A dry run does nothing and returns 0.
+// the bytes; only planning can wait for its tickets. A dry run does nothing and returns 0.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)
@@ -242,7 +242,7 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     *ticket = 0;
 }
 
-// Wraps a call that gets a buffer which no op of this phase uses. The call keeps the buffer live for later phases.
+// Does nothing itself: marks a call that gets a buffer only to keep it live in this phase, in which no op uses it.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Returns scratch memory that lives only in this phase. All calls in the phase get the same memory, of the largest size
