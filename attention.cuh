@@ -40,7 +40,7 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               uint32_t *amax, void *workspace, struct device *dev);
 
-// Returns the bytes of attention_backward's workspace, for options with this any_order: dQ may be summed in any order.
+// Returns the bytes of attention_backward's workspace. any_order, of its options, lets dQ be summed in any order.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  bool any_order, struct device *dev);
 // Writes the gradient of qkv to all of dqkv, from attention_forward's arguments and results. If the options ask for it,
@@ -91,7 +91,7 @@ static void attention_flash_forward(floatX *out, void *saved, const floatX *qkv,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     flash_forward(out, (float *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls flash_backward. saved has log-sum-exps (B, H, T). Of the options reads only amax: the caller undoes RoPE.
+// Calls flash_backward. saved has log-sum-exps (B, H, T). Reads no option but amax, as the caller undoes RoPE.
 static void attention_flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -104,31 +104,31 @@ static size_t attention_sm90_forward_workspace_bytes(struct attention_shape s, s
 static size_t attention_sm90_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return sm90_backward_workspace_bytes(s);
 }
-// Calls sm90_forward. saved gets log-sum-exps to base 2 (B, H, T). dropout is not read, as this backend has none.
+// Calls sm90_forward, which has no dropout. Fills saved with log-sum-exps to base 2 (B, H, T).
 static void attention_sm90_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                    struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     sm90_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls sm90_backward, which does all that options ask for. saved: log-sum-exps to base 2 (B, H, T). dropout is off.
+// Calls sm90_backward, which has no dropout and carries out all options. saved has log-sum-exps to base 2 (B, H, T).
 static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const void *saved, struct attention_shape s, struct dropout dropout,
                                     struct attention_backward_options options, void *workspace, struct device *dev) {
     sm90_backward(dqkv, dout, qkv, out, (const float *)saved, s, options, workspace, dev);
 }
 
-// Returns the larger of cuDNN's and flash's bytes: flash takes over calls, unknown in planning, that cuDNN refuses.
+// Returns the larger of cuDNN's and flash's bytes, as flash computes the calls that cuDNN will turn out to refuse.
 static size_t attention_fused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
 static size_t attention_fused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
-// Calls fused_forward, by cuDNN. saved gets log-sum-exps (B, H, T). dropout is not read, as this backend has none.
+// Calls fused_forward, which is cuDNN's and has no dropout. Fills saved with log-sum-exps (B, H, T).
 static void attention_fused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                     struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fused_forward(out, (float *)saved, qkv, s, amax, workspace, dev);
 }
-// Calls fused_backward. saved has log-sum-exps (B, H, T). Reads only any_order and amax of options. dropout is off.
+// Calls fused_backward, which has no dropout. saved has log-sum-exps (B, H, T). The caller undoes RoPE.
 static void attention_fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                      const void *saved, struct attention_shape s, struct dropout dropout,
                                      struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -145,7 +145,7 @@ static void attention_unfused_forward(floatX *out, void *saved, const floatX *qk
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);
 }
-// Calls unfused_backward. saved has probabilities (B, H, T, T). Of the options reads only amax: the caller undoes RoPE.
+// Calls unfused_backward. saved has probabilities (B, H, T, T). Reads no option but amax, as the caller undoes RoPE.
 static void attention_unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                        const void *saved, struct attention_shape s, struct dropout dropout,
                                        struct attention_backward_options options, void *workspace, struct device *dev) {
@@ -211,15 +211,15 @@ static const struct attention_row *attention_row(enum attention_backend backend)
 static const char *attention_name(enum attention_backend backend) {
     return backend == ATTENTION_AUTO ? "auto" : attention_row(backend)->name;
 }
-// Returns in words a feature of `asked`, bits of enum attention_feature, that the backend lacks; NULL if it lacks none.
+// Returns the name of a feature in `asked` (bits of enum attention_feature) that the backend lacks; NULL: lacks none.
 static const char *attention_refusal(enum attention_backend backend, unsigned asked) {
     return attention_feature_name(asked & ~attention_row(backend)->provides);
 }
 
 // ---- The calls ----
 
-// Returns the row that computes a call: the backend's own, or flash's where fused does not take the shape (the two keep
-// equal log-sum-exps). Ends the program if this row lacks a feature that the shape or the dropout asks for.
+// Returns the row that computes this call: flash's, with equal log-sum-exps, where fused does not take the shape, else
+// `backend`'s. Ends the program if the row lacks a feature that the shape or dropout asks for.
 static const struct attention_row *attention_row_of_call(enum attention_backend backend, struct attention_shape shape,
                                                          struct dropout dropout, struct device *dev) {
     const bool taken = backend != ATTENTION_FUSED || fused_takes(shape, dev);
@@ -236,7 +236,7 @@ static size_t attention_saved_bytes(enum attention_backend backend, struct atten
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return attention_row(backend)->keeps_probabilities ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
 }
-// Returns the factor from natural log-sum-exps to what a backend's backward reads: log2(e) for base 2, else 1.
+// Returns the factor that turns natural log-sum-exps into what a backend's backward reads: log2(e) for base 2, else 1.
 static float attention_lse_factor(enum attention_backend backend) {
     return attention_row(backend)->log2_lse ? 1.44269504f : 1;
 }
@@ -248,7 +248,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// The number of rows of options.bias_partial, each with the sums of a run of dqkv's rows; 0 if backward makes no sums.
+// The number of runs of dqkv's rows of which backward writes column sums into options.bias_partial; 0: it makes none.
 static int64_t attention_bias_num_runs(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_num_runs ? row->bias_num_runs(shape) : 0;
@@ -259,11 +259,11 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
                               struct device *dev) {
     attention_row_of_call(backend, shape, dropout, dev)->forward(out, saved, qkv, shape, dropout, amax, workspace, dev);
 }
-// Returns options.amax for a backward that does not undo RoPE, but NULL where attention_undo_rope will take it later.
+// Returns the amax for a backward that leaves RoPE as it is: NULL if attention_undo_rope merges it, else options.amax.
 static uint32_t *attention_amax_before_rope(struct attention_backward_options options) {
     return options.rotary ? NULL : options.amax;
 }
-// Undoes RoPE in dqkv (B, T, (H + 2 Hkv) * D), in place, and merges options.amax. Does nothing without options.rotary.
+// Undoes RoPE in place in dqkv (B, T, (H + 2 Hkv) * D), and merges its amax. Does nothing if options.rotary is NULL.
 static void attention_undo_rope(floatX *dqkv, struct attention_backward_options options, struct attention_shape shape,
                                 struct device *dev) {
     if (options.rotary)

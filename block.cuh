@@ -4,8 +4,8 @@
 #include "model/branch.cuh" // branch_norm, branch_end, begin_projection_backward, branch_input_backward
 #include "model/mlp.cuh"    // mlp_forward, mlp_backward
 
-// Brings in the parameters of layer at.l, if any op is to run. Outside PASS_BACKWARD, begins to fetch what comes next:
-// the next layer's parameters or, in the last layer, the head's and, in training, the sums of their gradients so far.
+// Brings in the parameters of layer at.l, unless at.produce is empty. In forward also begins to fetch the next layer's
+// parameters or, in the last layer, the head's and, in training, the stored sums of the head's gradients.
 static void block_fetch_parameters(struct at at) {
     struct gpt *m = at.m;
     const int next = next_unit(at);
@@ -23,9 +23,9 @@ static void block_fetch_parameters(struct at at) {
 }
 
 // Runs the ops of layer l that make the activations in `produce`: ACT_ALL in a first forward, policy_recomputed in
-// recomputation, except what backward makes by ranges of tokens. Where `produce` has a sum and its norm, one op makes
-// the two; two ops would make the same bits. In a forward pass the layer's last addition also makes the next layer's
-// NORM1 or the final norm: only layer 0 makes its own NORM1. Every rank must call this.
+// recomputation. Leaves out what backward makes by ranges of tokens. One op makes a sum and its norm, with the bits
+// that two ops would make. In a forward pass the layer's last addition also makes the next layer's NORM1 or the final
+// norm, so only layer 0 makes its own NORM1. Every rank must call this.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
@@ -45,8 +45,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     branch_end(at, &MLP_BRANCH); // ACT projected; then one op: + MID -> OUT -> the next layer's NORM1
 }
 
-// Writes or adds the MLP's parameter gradients, as linear_backward does, and turns d_residual from OUT's gradient into
-// MID's. With parallel branches leaves d_residual as it is: block_backward later adds the part of D_NORM2.
+// Writes or adds the MLP's parameter gradients, as linear_backward does, and turns d_residual from the gradient of OUT
+// into the gradient of MID. With parallel branches leaves d_residual to block_backward.
 static void mlp_branch_backward(struct at at) {
     // OUT's gradient -> D_ACT -> D_FC -> D_NORM2. Reads FC; for the weights' gradients ACT and NORM2.
     mlp_backward(at, begin_projection_backward(at, &MLP_BRANCH));
@@ -66,8 +66,8 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Writes or adds layer l's parameter gradients, and turns d_residual from the gradient of its output into its input's.
-// Call block_forward with policy_recomputed before, and zero_reduce with the layer's unit after. Every rank calls this.
+// Writes or adds layer l's parameter gradients, and turns d_residual from the output's gradient into the input's. Call
+// block_forward with policy_recomputed before, and zero_reduce with the layer's unit after. Every rank calls this.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

@@ -114,7 +114,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
 }
 
 // Finds where a sample begins: at token *first_token of files[*file]. `sample` counts in the global sequence or, if
-// loader->only_part is a part, in its order. Only the thread, if any, may call this: an order caches its last epoch.
+// loader->only_part is a part, in the part's own order. If there is a thread, only the thread may call this, because it
+// changes the epoch that an order caches.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only_part, sample},
                                place = loader->only_part < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -137,8 +138,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = for each token of a sample, the place in the sample at which its document begins, 0 if that is before
-// the sample. The sample begins at token `first` of the file. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS.
+// documents (n) = for each token of a sample, the index in the sample at which the token's document begins; 0 if it
+// begins earlier. The sample begins at token `first` of the file. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -183,8 +184,9 @@ static void reader_check_stamp(struct sample_reader *reader, const struct datalo
     stamp->modified = status.st_mtim;
 }
 
-// Reads a sample into out (T+1), checked against the vocabulary. documents (T+1) gets sample_documents' places or, with
-// BOUNDARY_BITS, finetune_shard_read's marks; BOUNDARY_NONE does not use it. Returns NULL, or the problem.
+// Reads a sample's tokens into out (T+1), and refuses tokens outside the vocabulary. Fills documents (T+1) as
+// sample_documents does or, with BOUNDARY_BITS, as finetune_shard_read does. With BOUNDARY_NONE documents may be NULL.
+// Returns NULL, or the problem.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -210,12 +212,12 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// Returns the global number of this rank's nth sample, from 0, from `start` on. It takes B of every B * ranks samples.
+// Returns the global number of the nth sample, from 0, that this rank takes from `start` on: B of every B * ranks.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
 
-// Reads, as the thread, this rank's samples into the ring and marks bad ones, until ahead->stop. argument: the loader.
+// Runs as the thread: reads this rank's samples into the ring and marks bad ones, until ahead->stop. argument: loader.
 static void *read_ahead_main(void *argument) {
     struct dataloader *loader = (struct dataloader *)argument;
     struct read_ahead *ahead = &loader->ahead;
@@ -280,7 +282,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
         fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
 }
 
-// Ends the thread, frees the ring and zeroes all of *ahead, also B and capacity. Does nothing if there is no thread.
+// Ends the thread, frees the ring and zeroes *ahead, B and capacity included. Does nothing if there is no thread.
 static void read_ahead_stop(struct read_ahead *ahead) {
     if (ahead->capacity == 0)
         return;
@@ -322,7 +324,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens paths (count) into files and windows, from num_files on, which the caller raises. A bad file ends the program.
+// Opens paths (count) as files and windows from num_files on. The caller raises num_files. A bad file ends the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -520,8 +522,8 @@ static void dataloader_read_now(struct dataloader *loader, struct token_batch ba
     }
 }
 
-// Fills a batch with B samples of the ring, for which it waits. If B is new, the thread begins anew at the position,
-// which stays. A sample that could not be read ends the program.
+// Fills a batch with the ring's next B samples, and waits for them. If B is new, first lets the thread begin anew at
+// the position, which stays. A sample that could not be read ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B
@@ -564,8 +566,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_restart(loader, loader->ahead.B);
 }
 
-// Moves to `sample` of a resumed run, whose mixture began at first_sample <= sample. starts (mixture.count) has the
-// past of each part, and is copied. Shards added to a part are used from its first epoch that has not begun.
+// Moves to `sample` of a resumed run, whose mixture began at first_sample <= sample. starts (mixture.count) has each
+// part's past, and is copied. Shards added to a part since are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -580,7 +582,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Makes the loader read only one part, from its start on in its own order; -1: all parts, mixed. No thread may run.
+// Makes the loader read only one part, from the start of the part's own order; -1: all parts, mixed. No thread may run.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only_part = part;
     dataloader_seek(loader, 0);

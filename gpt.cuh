@@ -13,8 +13,8 @@
 
 // ---- The step ----
 
-// Enqueues the part of a micro-step that CUDA graphs record: forward, which sets m->io.results->loss; backward of the
-// losses' sum times scale / (B * T); the reductions of gradients. Every rank calls it, by enqueue_micro_step.
+// Enqueues what CUDA graphs record of a micro-step: forward, backward, gradient reductions. Sets m->io.results->loss.
+// The gradients are of the losses' sum times scale / (B * T). Every rank calls this, by enqueue_micro_step.
 static void recorded_micro_step(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -47,8 +47,8 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues a micro-step, but not the copy of its loss, and leaves m->steps.dropout on. Returns false, with forward and
-// backward not enqueued, if CUDA refused a graph: then call this again, once, with the same arguments.
+// Enqueues a micro-step, but not the copy of its loss, and leaves m->steps.dropout on. Returns false if CUDA refused a
+// graph: then forward and backward are not enqueued, and the caller calls this again with the same arguments.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -72,7 +72,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
 }
 
 // Enqueues the rest of this rank's report: squares of gradients, FP8's counts and amaxes. With several ranks also adds
-// m->io.request, and gathers all reports. ws has optimizer_squares_workspace_bytes. Every rank calls this.
+// its request, m->io.request, and gathers all reports. ws has optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
@@ -93,9 +93,9 @@ static void gather_reports(struct gpt *m, void *ws) {
 }
 
 // Enqueues the update of parameters and averages after a step's last gpt_micro_step. Clips the gradients to
-// --clip-grad, and sends m->io.request to all ranks. step, for AdamW, is 1 + the updates that were not skipped. The
-// update is skipped, and gpt_results' check.finite is 0, if a loss, the gradient norm or a delayed FP8 amax is not
-// finite, or no target counts. Waits for the device while FP8 calibrates. Every rank must call this.
+// --clip-grad, and sends m->io.request to all ranks. step, for AdamW, is 1 + the number of updates that were not
+// skipped. An update is skipped, and gpt_results' check.finite is 0, if a loss, the gradient norm or a delayed FP8 amax
+// is not finite, or no target counts. Waits for the device while FP8 calibrates. Every rank must call this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -175,7 +175,7 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     RUN(m, device_download(&loss, &m->io.results->loss, sizeof loss, m->dev));
     return loss;
 }
-// Does what gpt_evaluate does, each document of the batch by itself, and fills in `scores`. config_scores must be true.
+// Evaluates a batch as gpt_evaluate does, each document by itself, and fills in `scores`. config_scores must be true.
 static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
     const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
     m->scores = true;
@@ -187,7 +187,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;
 }
-// Calls gpt_score if config_scores, else gpt_evaluate, without a batch: to plan its memory, or in a dry run.
+// Plans an evaluation, or makes its dry run: calls gpt_score if config_scores, else gpt_evaluate, without a batch.
 static void gpt_plan_evaluation(struct gpt *m) {
     const struct token_scores none = {NULL, NULL};
     if (config_scores(&m->config))
@@ -211,7 +211,7 @@ static enum collectives_kind collectives_kind_of(const struct config *c, const s
     return COLLECTIVES_HOST;
 }
 
-// Plans pinned host memory, two buffers of each kind: for batches and requests to the device, and for results back.
+// Plans pinned host memory, two buffers for each kind of data that a step moves: batches, results, reports, requests.
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
@@ -225,7 +225,7 @@ static void plan_staging(struct gpt *m) {
         plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
 }
 
-// Records the memory plan: plans each kind of step once. keeps_copy: whether to plan the copy for checkpoints.
+// Records the memory plan: plans each kind of step once. keeps_copy: also plans the copy that checkpoints come from.
 static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -292,7 +292,7 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
-// Returns the lowest layer with a trained tensor; -1 if the embeddings have one; L if no layer and no embedding has.
+// Returns the lowest layer with a trained tensor, where backward stops; -1: the embeddings have one; L: neither has.
 static int lowest_trained(const struct parameters *table) {
     int lowest = table->L;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -396,14 +396,14 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Connects the model to the open collectives, and gives these scratch of its memory: close them before gpt_destroy.
+// Connects the model to open collectives, which get scratch in the model's memory: close them before gpt_destroy.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->ids.scratch));
 }
 
-// Copies this rank's part of the training state into the copy, in host memory, from which checkpoints are written, if
-// the model keeps one. Returns when the copy is done. Waits for all updates and the device in any case.
+// Copies this rank's part of the training state to host memory, from which checkpoints are then written, and returns
+// when that is done. First waits for all updates and the device. Copies nothing if the model keeps no copy.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);

@@ -41,7 +41,7 @@ enum {
     PLAN_NAME_CHARS = 48,
     PLAN_ALIGNMENT = 256 // a vector register, an AMX tile row, what cuBLASLt assumes of its operands
 };
-// Returns the bytes of a buffer's part, rounded up to PLAN_ALIGNMENT so that the next part is aligned as buffers are.
+// Returns `bytes` rounded up to PLAN_ALIGNMENT, so that the next part of a buffer is aligned as buffers are.
 static inline size_t plan_aligned(size_t bytes) {
     return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
@@ -116,7 +116,7 @@ static void plan_free(struct plan *plan);
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// Begins a phase and returns its index. group is the caller's number of its kind; layer -1: no layer. Copies `name`.
+// Begins a phase and returns its index. group: the caller's number for its kind; layer -1: no layer. Copies `name`.
 static int plan_phase(struct plan *plan, int group, int layer, const char *name);
 
 // Declares that the phases from `first` to the current one, recorded once, run as a loop. A buffer touched in the loop
@@ -330,8 +330,8 @@ static bool plan_arena_is_packed(enum plan_arena arena) {
 
 // ---- Placing ----
 
-// Counts the arena's ticks: the phases in which the lifetime of a packed buffer begins. Returns their number. tick_of
-// (phase_count), zeroed by the caller, gets the index of the last tick up to each phase, or -1 if there is none.
+// Finds the arena's ticks, the phases in which a packed buffer's lifetime begins, and returns their number. tick_of
+// (phase_count), zeroed by the caller, gets the index of the last tick up to each phase; -1 before the first.
 static int plan_ticks(const struct plan *plan, enum plan_arena arena, int *tick_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan->buffers[i].arena == arena && plan_is_packed(&plan->buffers[i]))
@@ -363,7 +363,7 @@ static int plan_items(const struct plan *plan, enum plan_arena arena, const int 
     return count;
 }
 
-// Returns the largest sum of live items, in bytes. Sets *tick to the first tick with this sum, if there are items.
+// Returns the largest sum of bytes that live at one tick. Sets *tick to the first such tick, if there are items.
 static size_t plan_bound(const struct plan_packing *packing, int *tick) {
     size_t *change = (size_t *)plan_allocate((size_t)packing->ticks + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
@@ -381,8 +381,8 @@ static size_t plan_bound(const struct plan_packing *packing, int *tick) {
     return most;
 }
 
-// Places a packed arena if `places`: sets its buffers' offsets and its size, which the caller has set to 0. Returns the
-// arena's lower bound. *peak_phase becomes the first phase with the largest sum of live buffers, -1 if none ever lives.
+// Places a packed arena if `places`: sets its buffers' offsets and its size, which are 0 before. Always returns the
+// arena's lower bound, the largest sum of live buffers. *peak_phase becomes the first phase with this sum; -1: none.
 static size_t plan_place_packed(struct plan *plan, enum plan_arena arena, bool places, int *peak_phase) {
     int *tick_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *tick_of);
     struct plan_packing packing;

@@ -171,7 +171,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-// Returns an activation's row for a layer of shape s. If the layer lacks the activation, only bytes_per_token is 0.
+// Returns an activation's row for a layer of shape s. If the layer lacks it, bytes_per_token is 0; costs may not be.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -210,8 +210,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// Returns the activations to produce in order to have `wanted`, where `kept` and the layer's input are there: the
-// missing part of `wanted`, as far as this shape has it, then the missing part of its sources, and so on.
+// Returns the activations to produce in order to have `wanted`, as far as this shape has it. `kept` and the layer's
+// input are there already. The result is the missing part of `wanted`, of what that is made from, and so on.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     produce &= activation_present(s);
@@ -226,8 +226,8 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 
 // ---- Policies ----
 
-// Reads the next range of a list of layers such as 0-3,8, the value of `option`, into *first and *last, not checked
-// against a model. *at, at first `list`, moves past the range and its comma. A malformed list ends the program.
+// Reads the next range of `list`, layers such as 0-3,8, into *first and *last, unchecked against a model. *at, at first
+// `list`, moves past the range and its comma. A malformed list, the value of `option`, ends the program.
 static inline void recompute_read_range(const char *option, const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
@@ -301,7 +301,7 @@ static inline struct recompute_entry recompute_read_entry(const char *list, cons
     return entry;
 }
 
-// What each layer keeps from forward to backward. The policy's owner frees it by policy_free; gpt_create takes it over.
+// What each layer keeps from forward to backward. The policy's owner frees it by policy_free; gpt_plan takes it over.
 struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward
@@ -328,7 +328,7 @@ static struct recompute_policy policy_read_layer_modules(int num_layers, const c
 // range, and "" if all layers keep everything. Each of the policy's groups must be one layer. Returns `out`.
 static const char *policy_write_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                               const struct layer_shape *s);
-// Returns a policy, named as by policy_keep_all: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
+// Returns a policy, without describing it: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 

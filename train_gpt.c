@@ -26,7 +26,7 @@ static bool reader_is_gone(void) {
 }
 
 // Ends the program if a run's result (a plan, a loss or samples) could not be written to stdout, as on a full disk. It
-// is no error if the reader, such as head, has closed its pipe. Where an earlier write failed, its reason is lost.
+// is no error if the reader, such as head, has closed its pipe. The message can't tell why an earlier write failed.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;

@@ -126,7 +126,7 @@ static inline const char *activation_name(enum activation activation) {
     __builtin_unreachable();
 }
 
-// Returns the factor of Muon's update of a matrix (rows, cols) by MUON_SCALE_MODES, without --muon-extra-scale-factor.
+// Returns the factor of a scale mode for Muon's update of a matrix (rows, cols), before --muon-extra-scale-factor.
 static inline double muon_scale(enum config_muon_scale_mode mode, double rows, double cols) {
     switch (mode) {
 #define MUON_SCALE_CASE(enumerator, name, scale)                                                                       \

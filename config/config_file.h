@@ -17,7 +17,7 @@ enum { CONFIG_FILE_BYTES = 1 << 20 }; // the most that is read
 #define CONFIG_FILE_GIVEN "given"
 #define CONFIG_FILE_LEFT_OPEN "left_open"
 
-// Whether a row's option is one that --recompute-granularity auto may choose, or --recompute-granularity itself.
+// Whether a row's option is --recompute-granularity, or one that --recompute-granularity auto may choose.
 static inline bool config_auto_chooses(int row) {
     const int rows[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
                         CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
@@ -47,8 +47,8 @@ static inline bool config_is_beginning(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether "given" lists a row's option: the user gave it, --recompute-granularity auto changed it, or it names the
-// first weights. --out, --resume, --new-data and --config, which are of one run, are never listed.
+// Whether config.json lists a row's option as "given": the user gave it, --recompute-granularity auto changed it, or it
+// names the first weights. Never lists --out, --resume, --new-data and --config, which are of one run.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -58,7 +58,7 @@ static inline bool config_file_lists_as_given(const struct config *config, int r
     return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
-// Writes the resolved options, "given" and "left_open" over the file at `path`. A pipe or a failure ends the program.
+// Writes a run's file of options over the file at `path`, if any. Ends the program if that is a pipe, or on failure.
 static inline void config_write_json(const struct config *config, const char *path) {
     if (is_pipe(path))
         fail("%s: is a pipe, not a regular file; remove it", path);
@@ -96,7 +96,8 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option to a text, to which strings then point, or adds it to a list. A wrong text ends the program.
+// Sets an option from a text, or adds a copy of the text to a list. A string option points to the text itself, which
+// must stay. A wrong text ends the program.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -111,7 +112,7 @@ static inline void config_file_set_text(const char *path, struct config *config,
     fail("--config %s: %s is '%s', which is %s; expected %s", path, config_rows[row].name, json_show(text).text,
          problem, expected);
 }
-// Adds copies of a text's elements to a list's option. OPTION_LIST_END ends each, but may be missing after the last.
+// Adds copies of the elements in a text to a list. OPTION_LIST_END separates elements, and may end the last one too.
 static inline void config_file_add_elements(const char *path, struct config *config, int row, const char *text) {
     while (*text) {
         const size_t length = strcspn(text, "\x1e");
@@ -122,7 +123,8 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option to a JSON value, into which strings may point, or adds it to a list. A wrong value ends the program.
+// Sets an option from a JSON value, or adds the value's elements to a list. A string option points into the value,
+// which must stay. A wrong value ends the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -162,8 +164,9 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the run, not the user, chose a value in the file: the option is not in `given`, and its value is the one in
-// left_open, or if there is none the default. False if `given` is NULL. A wrong member ends the program.
+// Whether the run that wrote the file, and not the user, chose a value: `given` does not list the option, and the value
+// is what left_open has or, where that lacks the option, the default. False if `given` is NULL, as all options then
+// count as given. A wrong member ends the program.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -183,7 +186,7 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets the options that --config's file has, and marks them as given. Leaves options that are given already, and those
+// Sets the options that --config's file has, and marks them as given. Skips options that are given already, and values
 // that the file's run chose by itself. Strings point into config->file, which is set here. Ends the program if --config
 // is not given, or if the file can't be read or is wrong.
 static inline void config_read_file(struct config *config) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "config/config.h" // struct config
 
-// The number of bytes of an element in a format.
+// The number of bytes of an element in the format of main parameters or main gradients.
 static inline double config_main_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
@@ -11,16 +11,16 @@ static inline double config_main_bytes(enum config_main_dtype dtype) {
     __builtin_unreachable();
 }
 
-// Whether gradients may be in host memory or in bf16: on one rank, or with the buffers that --zero-stage 2 and 3 have.
+// Whether gradients may be in host memory or bf16: several ranks need the units' buffers of --zero-stage 2 or 3.
 static inline bool config_may_move_gradients(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 2;
 }
-// Whether parameters may be in host memory: on one rank, or with the buffers that --zero-stage 3 has.
+// Whether parameters may be in host memory: several ranks need the units' buffers of --zero-stage 3.
 static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off, unless given, if more than activations is offloaded, as its copy takes host memory.
+// Switches --checkpoint-async off, unless given, if more than activations is offloaded: its copy takes host memory too.
 static inline void config_resolve_copies(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))
@@ -56,7 +56,7 @@ static inline void config_check_offload(const struct config *c) {
              config_other_run(c));
 }
 
-// Ends the program where options of offload, state formats or the plan contradict each other. Sets --checkpoint-async.
+// Ends the program if options of offload, formats or the plan contradict each other. May switch --checkpoint-async off.
 static inline void config_check_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)

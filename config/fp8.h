@@ -10,7 +10,7 @@ struct config_fp8_option {
     const char *needs; // for an error, after its name and value: why it has no use; "": it lacks only --fp8-format
 };
 enum { CONFIG_FP8_OPTIONS = 9 };
-// Fills in all options of FP8 but --fp8-format, each with whether the option has a use.
+// Fills `options` with all options of FP8 but --fp8-format, and with whether each has a use beside the other options.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
     const bool ends = on && c->fp8.first_last_layers_bf16;
@@ -30,7 +30,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
     memcpy(options, all, sizeof all);
 }
 
-// Resets to defaults, as if not given, the options of FP8 that have no use, except where by_user (CONFIG_ROWS) is set.
+// Resets options of FP8 without a use to defaults, as if not given. Keeps an option where by_user (CONFIG_ROWS) is set.
 static inline void config_drop_unused_fp8(struct config *c, const bool *by_user) {
     struct config_fp8_option options[CONFIG_FP8_OPTIONS];
     config_fp8_options(options, c);

@@ -22,9 +22,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `text`, the value of `option`, marks a layer. text is a list of num_layers 0s and 1s, of which 1 marks; or a
-// number N, which marks layers N - 1, 2 N - 1, ...; or the word none, which marks no layer. `others` inverts what a
-// number or the word none marks, but not what a list marks. Another text ends the program.
+// Whether `text`, the value of `option`, marks a layer. A list of num_layers 0s and 1s marks layers by 1. A number N
+// marks layers N - 1, 2 N - 1, ...; the word none marks no layer. With `others` a number or none marks all other layers
+// instead, but a list stays as it is. Another text ends the program.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;
@@ -93,7 +93,7 @@ static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }
 
-// Returns whether none, forward or all of attention is in FP8, in config_fp8_layers' layers. Options must be resolved.
+// Returns what of attention is in FP8 in config_fp8_layers' layers: none, forward or all. Options must be resolved.
 static inline enum config_fp8_attention config_attention_in_fp8(const struct config *c) {
     switch (c->fp8.fp8_dot_product_attention) {
     case FP8_ATTENTION_NONE:

@@ -4,7 +4,7 @@
 #include <stddef.h> // NULL
 #include <stdlib.h> // strtol
 
-// Returns the name in --plan-gpu's text: a pointer to 3090 in "2x3090". *count gets the 2, or 0 if no number is there.
+// Returns where the name is in --plan-gpu's text: at 3090 in "2x3090". *count gets the 2, or 0 if only a name is there.
 static inline const char *planned_gpus(const char *text, int *count) {
     char *end = NULL;
     *count = 0;

@@ -21,7 +21,7 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
 }
 
 // Sets query groups of 0 to the number of heads, and a head size of 0 to hidden size / heads. Ends the program if the
-// groups do not divide the heads, the quotient is not whole, or the head size is no multiple of 8.
+// groups do not divide the heads, that quotient is not whole, or the head size is no multiple of 8.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -139,7 +139,7 @@ static inline void config_resolve_companions(struct config *c) {
     if (config_window(c) == 0 && !config_given(c, model.rotary_base_local))
         c->model.rotary_base_local = 0;
 }
-// Switches a row's option, a bool, on if `all`, an option for several, is on. Keeps a value that the user gave.
+// Switches on the bool option of a row if `all`, an option that stands for several, is on. Keeps what the user gave.
 static inline void config_imply(struct config *c, bool all, int row) {
     if (all && !c->given[row])
         *(bool *)option_field(&config_rows[row], c) = true;
@@ -168,8 +168,8 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks to the number that --plan plans for, if --world-size or --plan-gpu has one, and c->rank to 0. Else
-// keeps c->ranks, but at least 1. Sets --bucket-mib if it is 0. Contradictions end the program.
+// Sets c->ranks to the number of ranks that --plan plans for, by --world-size or --plan-gpu, and c->rank to 0. If
+// neither has a number, keeps c->ranks, but at least 1. Sets --bucket-mib if it is 0. Contradictions end the program.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
     planned_gpus(c->memory.plan_gpu, &gpus);
@@ -193,8 +193,9 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Sets c->ramp by --rampup-batch-size, three integers; if it is empty, every batch is --global-batch-size. Ends the
-// program for other texts, sizes that all ranks' micro-batches do not divide, and increments that miss the batch.
+// Sets c->ramp by --rampup-batch-size, three integers; if it is empty, every step has --global-batch-size. Ends the
+// program for another text, for sizes that are no multiple of all ranks' micro-batches together, and for increments
+// that do not reach --global-batch-size exactly.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -297,7 +298,7 @@ static inline void config_check_scoring(const struct config *c) {
              c->evaluation.perplexity_stride, c->model.seq_length);
 }
 
-// Sets options of data and evaluation left open. Contradictions, and a lack of what the run needs, end the program.
+// Sets the options of data and evaluation that were left open. Contradictions and missing options end the program.
 static inline void config_resolve_data(struct config *c) {
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_attention_mask));
     config_imply(c, c->data.separate_documents, CONFIG_ROW(data.reset_position_ids));
@@ -362,7 +363,7 @@ static inline void config_check_recompute_lists(const struct config *c) {
         recompute_read_entry(c->recompute.recompute_layer_modules, &at);
 }
 
-// Ends the program for sizes that other files can't compute with in 32 and 64 bits.
+// Ends the program for sizes whose products other code could not hold in 32 or 64 bits.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->training.micro_batch_size * c->model.seq_length;
     const double qkv = ((double)c->model.num_attention_heads + 2.0 * c->model.num_query_groups) * c->model.kv_channels;
@@ -384,8 +385,8 @@ static inline void config_check_sizes(const struct config *c) {
              c->training.train_steps, c->training.global_batch_size);
 }
 
-// Replaces --recompute-granularity partial by full, with --recompute-layers if given, else with method block, and warns
-// of it. Ends the program if neither the layers nor their number is given, or the method is uniform.
+// Replaces --recompute-granularity partial by full, and warns of it. --recompute-layers then names the layers, or else
+// the method becomes block. Ends the program if block lacks --recompute-num-layers, or uniform is given instead.
 static inline void config_resolve_partial(struct config *c) {
     struct recompute_options *const r = &c->recompute;
     if (r->recompute_granularity != RECOMPUTE_PARTIAL)
@@ -454,6 +455,7 @@ static inline void config_resolve(struct config *config) {
     config_check_fit(config);
     config_check_finetune(config);
 }
+// Calls config_read and config_resolve, for tests. The number of ranks is 1, unless --plan has another.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);
