@@ -23,13 +23,13 @@ static bool at_is_range(struct at at) { return at.largest_range_rows < extent_of
 // Whether at.produce has at least one activation of `set`, which has a bit for each of enum activation_id.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
-// Begins a phase of layer at.l, named `op`. Where `at` is a range, the name ends in "of a chunk".
+// Begins a phase of layer at.l, named `op`. For a range adds "of a chunk" to the name, as plans call a range a chunk.
 static void phase_at(struct at at, enum phase_group group, const char *op) {
     char name[PLAN_NAME_CHARS];
     snprintf(name, sizeof name, "%s%s", op, at_is_range(at) ? " of a chunk" : "");
     phase(at.m, group, at.l, name);
 }
-// Returns the buffer, live in this phase, that all ranges share for an activation in at.ranged; NULL when planning.
+// Returns an at.ranged activation's memory, used by all ranges in turn, live in this phase; NULL when planning.
 static void *range_memory(struct at at, enum activation_id id) {
     const struct activation_row row = activation_row_of(at.m, PASS_EVALUATE, at.l, id);
     return buffer(at.m, at.pass, at.l, at.range_slot + (int)id, (size_t)(row.bytes_per_token * at.largest_range_rows),
@@ -44,7 +44,7 @@ static floatX *rows_of(struct at at, enum activation_id id) {
         return whole;
     return whole + at.first * activation_row_of(at.m, at.pass, at.l, id).bytes_per_token / (int64_t)sizeof *whole;
 }
-// Returns at's tokens in the layer below (-1 is the embedding), which has all its activations whole.
+// Returns at's tokens in the layer below; -1 is the embedding. Only the OUT may be read there, which is always whole.
 static struct at at_layer_below(struct at at) {
     at.l--;
     at.ranged = 0;
@@ -54,7 +54,7 @@ static struct at at_layer_below(struct at at) {
 struct norm_stats {
     float *mean, *rstd; // (rows) means and reciprocal standard deviations; mean is NULL for RMSNorm
 };
-// Returns `statistics` (norm_statistics, N) from row `first` on. If it is NULL, both of the pointers returned are NULL.
+// Returns pointers to token `first` in a norm's statistics (norm_statistics, N). They are NULL if `statistics` is NULL.
 static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
     if (statistics) {
@@ -63,7 +63,7 @@ static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics,
     }
     return rows;
 }
-// Returns the statistics `id` of a norm for at's tokens, live in this phase; both pointers are NULL when planning.
+// Returns a norm's mean and rstd, activation `id`, for at's tokens, live in this phase; both are NULL when planning.
 static struct norm_stats norm_stats_of(struct at at, enum activation_id id) {
     if (at.ranged & (1u << id))
         return norm_stats_from(at.m, (float *)range_memory(at, id), at.largest_range_rows, 0);
@@ -73,7 +73,7 @@ static struct norm_stats final_norm_stats_of(struct gpt *m, enum pass pass) {
     return norm_stats_from(m, final_norm_stats(m, pass), extent_of(m, pass).N, 0);
 }
 // Returns the rows of the gradient in `slot` (SLOT_D_...) for at's tokens, (rows, width), live in this phase; NULL when
-// planning. All ranges share one buffer for D_MLP_PROJ, D_ACT, D_FC and, unless branches are parallel, D_NORM2.
+// planning. Ranges overwrite each other's D_MLP_PROJ, D_ACT and D_FC and, unless branches are parallel, D_NORM2.
 static floatX *d_rows(struct at at, enum slot slot, int64_t width) {
     const bool ranged = slot == SLOT_D_MLP_PROJ || slot == SLOT_D_ACT || slot == SLOT_D_FC ||
                         (slot == SLOT_D_NORM2 && !at.m->shape.layer.parallel);
@@ -94,13 +94,13 @@ struct sink {
     uint32_t *amax; // (1) where the op merges data's largest magnitude (kernels/amax.cuh); NULL: it doesn't
     float *sums;    // where the op writes partial sums of data's columns; NULL: it doesn't
 };
-// Returns a sink without amax and sums. `data` is NULL when planning, and where the op writes at most statistics.
+// Returns a sink that takes neither amax nor sums. `data` is NULL when planning, and if a norm is to write no output.
 static struct sink plain_sink(floatX *data) {
     const struct sink sink = {data, NULL, NULL};
     return sink;
 }
 
-// Returns the options of any norm but q's and k's. The op merges its result's largest magnitude into amax, unless NULL.
+// Returns the options of every norm except q's and k's. The op merges its result's amax into `amax`, unless NULL.
 static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;

@@ -42,12 +42,12 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns attention's input outside FP8, q, k and v (N, qkv_width), live in this phase; NULL when planning.
+// Returns what attention reads outside FP8: q, k and v (N, qkv_width), live in this phase; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
-// Computes attention of qkv (N, qkv_width) into att.data (N, H D), in this phase. Fills `saved`, which backward reads,
-// in every pass. Merges att.amax; makes no att.sums.
+// Computes attention of qkv (N, qkv_width) into att.data (N, H D), in this phase. Fills `saved` for backward, even in a
+// pass that has none. Merges att.amax; makes no att.sums.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);
@@ -83,8 +83,8 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, struct si
     RUN(m, attention_decode(att.data, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Makes what at.produce has of QKV, of QKN (q and k normed) with its statistics, and of attention's FP8 cast, each in a
-// new phase. RoPE is applied to QKN or, in a model without QK norm, to QKV.
+// Makes QKV, then QKN (q and k normed) with its statistics, then the FP8 cast that attention reads. Each is made in a
+// new phase, if at.produce asks for it. RoPE is applied to QKN or, in a model without QK norm, to QKV.
 static void make_qkv(struct at at) {
     struct gpt *m = at.m;
     const enum phase_group group = forward_group(at.pass);
@@ -106,8 +106,8 @@ static void make_qkv(struct at at) {
     }
     cast_attention_input(at);
 }
-// Computes attention in a new phase, if at.produce has ATT, its output, or SOFTMAX, which its backward reads. The
-// output becomes the projection's input. In generation also stores k and v in the KV cache.
+// Computes attention in a new phase, if at.produce has ATT, its output, or SOFTMAX, which its backward reads. Writes
+// the output where the projection reads it. In generation also stores k and v in the KV cache.
 static void attend(struct at at) {
     struct gpt *m = at.m;
     if (!produces(at, BIT(ATT) | BIT(SOFTMAX)))
@@ -124,7 +124,7 @@ static void attend(struct at at) {
     else
         attention(m, at.pass, at.l, att, activation_memory(m, at.pass, at.l, ACT_SOFTMAX), qkv);
 }
-// Returns the options of attention's backward in layer l. Their positions and bias sums are live in this phase.
+// Returns the options of attention's backward in layer l. The buffers that they point to are live in this phase.
 static struct attention_backward_options attention_options_of(struct gpt *m, int l) {
     struct attention_backward_options options;
     options.rotary = rope_of(m, l);
@@ -154,8 +154,8 @@ static void attention_gradient(struct at at) {
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
-// Goes back from dproj (rows, C), the gradient of the attention projection's output, to D_QKV, the gradient of QKV, in
-// this phase, where dproj is live, and new ones. Writes parameters' gradients or, if accumulates(m), adds to them.
+// Goes back from dproj (rows, C), the gradient of the attention projection's output, to D_QKV. Begins in this phase,
+// where dproj is live, then opens others. Writes the parameters' gradients or, if accumulates(m), adds to them.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

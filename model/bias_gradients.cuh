@@ -17,8 +17,8 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 // does: wgrad sums or, in FP8, the cast. It is the answer on a CPU, and for a bias that isn't trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection, where bias_source has found that partial sums are possible. They come
-// from the op that makes the gradient of the projection's output: a norm, or the backward of dropout and multiplier.
+// Returns bias_source of a branch's projection, after bias_source has checked all else. The op that makes the gradient
+// of the projection's output leaves the sums: a norm's backward, or the backward of dropout and multiplier.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -33,7 +33,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_WGRAD;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
-// The number of partial sums that attention's backward can make of a dqkv column, by backend and shape only; 0: none.
+// The number of partial sums that attention's backward can leave of each column of D_QKV; 0 if it leaves none.
 static int64_t attention_column_sum_runs(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_num_runs(m->backend, attention_shape_of(&m->config, e.B, e.T));
@@ -54,7 +54,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
     return BIAS_BY_WGRAD;
 }
 
-// The number of rows of a linear layer's partial sums (bias_partial), each of a run of tokens; 0 if no op leaves any.
+// The number of rows of bias_partial, each of which is the sum over a run of tokens; 0 if no op leaves partial sums.
 static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
@@ -67,15 +67,15 @@ static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// Returns the linear layer whose slot has linear's partial sums: `linear` itself, but the MLP's projection for
-// attention's where parallel branches share one output gradient.
+// Returns the linear layer whose slot has linear's partial sums. It is `linear`, except for attention's projection
+// where parallel branches share one output gradient: the sums are then in the slot of the MLP's projection.
 static enum linear bias_sums_owner(const struct gpt *m, enum linear linear, enum bias_source source) {
     const struct layer_shape *s = &m->shape.layer;
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns the partial sums of a layer's bias gradient, (bias_num_runs, outputs), live in this phase. NULL if `source`
-// doesn't make them, for l -1, and when planning. Called in the phase that makes the sums, and by bias_finish.
+// Returns where op `source` leaves the partial sums of a bias's gradient, (bias_num_runs, outputs), live in this phase.
+// NULL if this op leaves none for the bias, for l -1, and when planning. bias_finish calls this again to read them.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
@@ -84,7 +84,7 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
     const int slot = SLOT_BIAS_SUMS + (int)bias_sums_owner(m, linear, source);
     return (float *)buffer(m, PASS_TRAIN, l, slot, bytes, "sums of bias gradients", row.name);
 }
-// Returns bias_partial of a projection whose output's gradient is the residual stream's; NULL for other projections.
+// Returns bias_partial of a projection if its output's gradient is the residual stream's, made by a norm; else NULL.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;

@@ -8,15 +8,15 @@
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
-// out.data = norm(x), both (rows, C); also writes stats and merges out.amax. Skips what is NULL. Makes no out.sums.
+// out.data = norm(x), both (rows, C); also writes stats and merges out.amax. Skips any that is NULL. Makes no out.sums.
 static void norm(struct at at, struct sink out, struct norm_stats stats, const floatX *x, struct norm_weights weights) {
     struct gpt *m = at.m;
     const floatX *w = param(m, at.pass, at.l, weights.weight), *b = param(m, at.pass, at.l, weights.bias);
     RUN(m, norm_forward(out.data, stats.mean, stats.rstd, x, w, b, at.rows, m->shape.layer.C,
                         norm_options_of(m, out.amax), m->dev));
 }
-// dx.data = residual + the gradient of a norm's input x, all (rows, C). residual may be dx.data; NULL is 0. Writes the
-// gradients of weight and bias or, if accumulates(m) or in a later range, adds to them. at.l -1: the final norm.
+// dx.data = residual + the gradient of a norm's input x, all (rows, C). residual may be dx.data; NULL is 0. Writes
+// weight's and bias's gradients or, if accumulates(m) or after the first range, adds to them. at.l -1: the final norm.
 static void norm_gradient(struct at at, struct sink dx, const floatX *residual, const floatX *dout, const floatX *x,
                           struct norm_stats stats, struct norm_weights weights) {
     struct gpt *m = at.m;
@@ -92,10 +92,11 @@ static floatX *residual_after_attention(struct at at) {
                             (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
                             forward_group_name(at.pass), "residual after attention");
 }
+// Whether residual_after_attention, the sum of the layer's input and attention's branch, is to be made.
 static bool attention_sum_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
-// Whether there is a norm before a branch whose output, the input of the branch's first linear layer, is wanted.
+// Whether there is a norm before a branch, and its output, which the branch's first linear layer reads, is to be made.
 static bool norm_output_is_wanted(struct at at, const struct branch *b) {
     return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
 }
@@ -127,7 +128,7 @@ struct fused_norm {
     struct norm_stats stats;
     struct sink out;
 };
-// Returns the norm that the op which adds branch b computes too, its buffers live in this phase; `runs` false: none.
+// Returns the norm that add_branch computes in the op that adds b, its buffers live in this phase; `runs` false: none.
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;
@@ -154,8 +155,8 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.out = norm_sink(reader, next);
     return f;
 }
-// sum = x + multiplier * dropout(sum), all (rows, C), in this phase. Computes the fused_norm too, if there is one,
-// whose parameters use_unit must have brought in.
+// sum = x + multiplier * dropout(sum), all (rows, C), in this phase. Also computes the fused_norm, if there is one:
+// call use_unit before for the unit that has the norm's weights.
 static void add_branch(struct at at, const struct branch *b, floatX *sum, const floatX *x) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -169,7 +170,7 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Runs a branch's projection in a new phase, if its output is wanted as an activation, which a norm after it reads.
+// Runs b's projection in a new phase, if at.produce has its output. Only with a norm after it is that an activation.
 static void branch_project(struct at at, const struct branch *b) {
     if (!produces(at, 1u << b->projection))
         return;
@@ -180,8 +181,9 @@ static void branch_project(struct at at, const struct branch *b) {
 static int next_unit(struct at at) {
     return at.l + 1 < at.m->shape.L ? unit_of_layer(&at.m->table, at.l + 1) : unit_of_head();
 }
-// Ends a branch in new phases, as at.produce asks: projects (after a cast in FP8) unless the MLP's ranges did, norms,
-// adds to the stream, computes the fused_norm. In forward passes the MLP's addition first calls use_unit(next_unit).
+// Runs the end of a branch in new phases, as at.produce asks: the projection, the norm after it, and the addition to
+// the stream with the fused_norm. In FP8 first casts the projection's input. Skips a projection that the MLP's ranges
+// have done. Outside PASS_BACKWARD, calls use_unit(next_unit) before the MLP's addition.
 static void branch_end(struct at at, const struct branch *b) {
     const struct layer_shape *s = &at.m->shape.layer;
     const enum phase_group group = forward_group(at.pass);
@@ -211,8 +213,9 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient of what a branch adds to the stream, (rows, C). With dropout or a multiplier it isn't the
-// stream's: the call for all tokens makes it in this phase, with column sums in `partial` if not NULL; ranges read it.
+// Returns the gradient of what a branch adds to the stream, (rows, C). It is the stream's gradient or, with dropout or
+// a multiplier, a buffer. A call for all tokens fills the buffer in this phase, and `partial`, unless NULL, with sums
+// of its columns. A call for a range only reads the buffer.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_as_it_is(m))
@@ -225,8 +228,8 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Goes back through dropout, multiplier and the norm after b's projection, if there are any, and opens the phase of the
-// projection's backward. Returns its output's gradient (rows, C). Ranges need addend_gradient of all tokens first.
+// Opens the phase of the backward of b's projection, after going back through dropout, multiplier and the norm after b,
+// if any. Returns the gradient of the projection's output (rows, C). Before ranges call addend_gradient for all tokens.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -250,8 +253,8 @@ static const floatX *begin_projection_backward(struct at at, const struct branch
     return d_rows(at, b->d_projection, C);
 }
 
-// Returns a sink of dres (rows, C), the stream's gradient. If it is also the gradient of the output of layer l's
-// projection, the sink takes the projection's amax and bias sums. l -1: there is no projection.
+// Returns a sink of dres (rows, C), the stream's gradient. If dres is also the gradient of the output of layer l's
+// projection, the sink has the projection's amax and bias sums too. l -1: there is no projection.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);

@@ -8,7 +8,7 @@
 
 // ---- Batches ----
 
-// Enqueues the upload of `from` (n), or zeroes if it is NULL, by way of pinned (n). Only `from` may be reused at once.
+// Enqueues the upload of `from` (n), or of zeroes if it is NULL, through pinned (n). Only `from` may be reused at once.
 static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
@@ -16,8 +16,9 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Opens a phase that lasts to upload_end, waits until the upload of the batch two before is done, and uploads a batch's
-// inputs (B, T). Returns pinned memory (2, host_batch_tokens) for its other uploads; when planning no valid address.
+// Begins the upload of a batch, in a phase that lasts to upload_end, with its inputs (B, T). First waits until the
+// upload two batches before, from the same pinned memory, is done. Returns the pinned memory for the batch's other
+// arrays, (2, host_batch_tokens); when planning no valid address.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -46,8 +47,8 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Computes each query's first key and each key's last query (struct spans), (B, T) each, in this phase: for layers
-// whose window hides keys if `window`, else for the others. Does nothing where no such layer needs them.
+// Computes each query's first key and each key's last query (struct spans), (B, T) each, in this phase: if `window`,
+// for layers whose window hides keys, else for the others. Does nothing if no such layer needs them.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;
@@ -62,8 +63,8 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 // ---- The embedding ----
 
-// Computes the embeddings' output, OUT of layer -1, and attention's spans in a new phase, after use_unit. Also begins
-// to fetch layer 0's parameters. Every rank must call this.
+// Computes the embeddings' output, OUT of layer -1, and attention's spans in a new phase, in which it also begins to
+// fetch layer 0's parameters. First calls use_unit for the embeddings. Every rank must call this.
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
     use_unit(m, pass, unit_of_embeddings(&m->table));
@@ -81,14 +82,14 @@ static void embed(struct gpt *m, enum pass pass) {
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-// Returns where the gradient of table `id` goes. `sums` is NULL when planning and, with rows 0, for a frozen table.
+// Returns where table `id`'s gradient goes. A frozen or absent table has 0 rows. Then, and when planning, sums is NULL.
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
     const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, accumulates(m)};
     return table;
 }
-// Writes the embedding tables' gradients in new phases, and begins their zero_reduce. Adds to them instead if
-// accumulates(m); to a tied table's gradient, which the head has begun, always. Every rank must call this.
+// Writes the embedding tables' gradients in new phases, and begins to reduce them over the ranks. Adds to them instead
+// if accumulates(m), and always to a tied table's gradient, which the head has begun. Every rank must call this.
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);

@@ -40,7 +40,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of scales of all layers, in bf16 too; 0 without FP8. With scales of blocks not 0, but `scales` is NULL.
+// The number of per-tensor scales of all layers, of bf16 layers too; 0 without FP8. With block scales `scales` is NULL.
 static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
@@ -48,7 +48,7 @@ static int fp8_num_scales(const struct fp8_state *f) {
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
-// Returns the index in `scales` of the scale of a tensor of attention, which is one of the first attention_tensors.
+// Returns the index in `scales` of the scale of attention's `tensor`. Only the first attention_tensors have scales.
 static int fp8_attention_index(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->num_layers * (FP8_KINDS + (int)tensor) + layer;
 }
@@ -74,7 +74,7 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
 }
 // Whether there is a scale for each block, which the cast makes of the block's own elements: no amax is collected.
 static bool fp8_is_blockwise(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
-// Whether scales come from earlier steps' amaxes. A tensor whose history is only zeros takes its own amax's scale.
+// Whether scales come from earlier steps' amaxes. While a tensor has no scale from these, its own amax makes one.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // The scales that are computed from histories of amaxes: [first, first + count) of `scales`.
@@ -83,7 +83,7 @@ struct fp8_delayed {
     struct fp8_delay delay;
     struct fp8_scales_order order; // of these
 };
-// Returns which scales are made from histories: all if delayed; else only dS's of full FP8 attention, by the last amax.
+// Returns which scales come from histories: all if delayed; else only dS's in full FP8 attention, by the last step.
 static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     const int linears = f->num_layers * FP8_KINDS, gradients = fp8_attention_index(f, 0, FP8_ATTENTION_DOUT);
     const bool only_ds = fp8_is_on(f) && !fp8_is_delayed(f) && f->attention == FP8_ATTENTION_FULL;
@@ -100,15 +100,15 @@ static struct fp8_delayed fp8_delayed_scales(const struct fp8_state *f) {
     return delayed;
 }
 
-// Returns a tensor's scale on the device, in bf16 layers too; NULL when planning, without FP8, or with block scales.
+// Returns a tensor's scale on the device, for bf16 layers too; NULL when planning, without FP8, or with block scales.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
     return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
-// Returns the scale of attention's `tensor`, in bf16 layers too; NULL when planning, and if the tensor has no scale.
+// Returns the scale of attention's `tensor`, for bf16 layers too; NULL when planning, and if the tensor has no scale.
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
-// Returns where updates collect a weight's amax. NULL in bf16, with scales of blocks, if weights_sharded or planning.
+// Returns where updates collect a weight's amax; NULL in bf16, with block scales, if weights_sharded or planning.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
@@ -137,7 +137,7 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
 
 // ---- the state ----
 
-// The number of a layer's attention scales: 0 in bf16, 3 for q, k, v, in full FP8 5 (dO and dS too) or, if delayed, 8.
+// The number of scales of each layer's attention: 3 in FP8 forward, 5 in full FP8, 8 if that is delayed, else 0.
 static int fp8_attention_tensors_of(const struct fp8_state *f) {
     switch (f->attention) {
     case FP8_ATTENTION_NONE: return 0;
@@ -222,7 +222,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
         device_zero(f->history, fp8_history_bytes(f), dev);
 }
 
-// Sets every scale's `inverse`, by which products multiply until the next cast. Waits for the device.
+// Sets every scale's `inverse`, for products that are timed without a cast before them. Waits for the device.
 static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *dev) {
     if (f->scales == NULL)
         return;
@@ -235,8 +235,8 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
-// Clears f->calibrates once all scales that attention needs beforehand are known. Call it after a step's update. Waits
-// for the device, unless f->calibrates is false already or there are no scales.
+// Clears f->calibrates once all scales that attention must have before it runs are known. Call it after a step's
+// fp8_scales_update. Waits for the device, unless f->calibrates is false already or there are no scales.
 static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;
@@ -268,7 +268,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
     device_download(to + delayed.count, f->history, fp8_history_bytes(f), dev);
     free(scales);
 }
-// Sets the state, with `calibrates`, to a checkpoint's (fp8_state_floats > 0), in host memory. Waits for the device.
+// Sets delayed scales, histories and `calibrates` by a checkpoint's state (fp8_state_floats > 0). Waits for the device.
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);

@@ -9,14 +9,14 @@
 #include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
 #include "model/sequence.cuh"        // layer_attention_shape
 
-// Returns what decides, beside the shape, whether the model's attention in FP8 can be computed.
+// Returns what the model demands of FP8 attention. This and the shape decide whether the attention can be computed.
 static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
     const struct fp8_attention_demands demands = {
         config_attention_in_fp8(c) == FP8_ATTENTION_FULL, c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
         !c->attention.deterministic_mode, c->fp8.fp8_format == FP8_FORMAT_HYBRID ? FP8_E5M2 : FP8_E4M3};
     return demands;
 }
-// Returns what layer l's FP8 attention kernels take in training, its buffers live in this phase, NULL when planning.
+// Returns what layer l's FP8 attention kernels take in training. The pointers to scales are NULL when planning.
 static struct fp8_attention fp8_attention_of(struct gpt *m, int l) {
     const struct fp8_state *f = &m->fp8;
     struct fp8_attention a;
@@ -55,7 +55,7 @@ static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
 }
 
 // Returns where to write ACT_QKV or ACT_QKN (`id`), (rows, qkv_width), live in this phase; NULL when planning. It is
-// the activation itself or, if attention reads that in FP8, a buffer that lives until the values are cast.
+// the activation itself, unless attention reads it in FP8: then it is a buffer, from which cast_attention_input casts.
 static floatX *qkv_sink(struct at at, enum activation_id id) {
     struct gpt *m = at.m;
     const size_t bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
@@ -74,8 +74,8 @@ static void cast_attention_input(struct at at) {
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
-// Computes attention of attention_codes, in this phase, with the log-sum-exps in ACT_SOFTMAX. With delayed scales the
-// output is ACT_ATT in FP8, else att.data (N, H D). Recomputation uses the first forward's scales.
+// Computes attention of attention_codes, in this phase. Writes the log-sum-exps to ACT_SOFTMAX. Writes the output to
+// ACT_ATT in FP8, with delayed scales, else to att.data (N, H D). Recomputation uses the first forward's scales.
 static void attend_in_fp8(struct at at, struct sink att) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -119,7 +119,7 @@ static void attend_backward_in_full_fp8(struct at at, floatX *dqkv, struct atten
     RUN(m, fp8_attention_backward(dqkv, dout, codes, out, lse, a, amax, ws, m->dev));
     RUN(m, attention_undo_rope(dqkv, options, a.shape, m->dev));
 }
-// Computes attention's gradient dqkv (N, qkv_width) in bf16, from D_ATT and the kept FP8, in this phase. Undoes RoPE.
+// Computes attention's gradient dqkv (N, qkv_width) in bf16, from D_ATT and kept FP8 codes, in this phase. Undoes RoPE.
 static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention_backward_options options) {
     struct gpt *m = at.m;
     const struct fp8_attention a = fp8_attention_of(m, at.l);
@@ -142,7 +142,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Writes attention's gradient dqkv (N, qkv_width), RoPE undone, in this phase, in FP8 or bf16. Merges options.amax.
+// Writes attention's gradient dqkv (N, qkv_width), RoPE undone, in this phase, by FP8 or bf16 ops. Merges options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

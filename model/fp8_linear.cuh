@@ -83,8 +83,9 @@ static struct fp8_matrix input_rows(struct at at, enum linear linear) {
     return fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, linear_row(linear, &m->shape.layer).source.id),
                          FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
 }
-// Returns the cast of an input to the forms that are wanted: the row form if the product (for INPUT_ROWS the input) is
-// to be made; the column form if an input of INPUT_COLUMNS is to be made and, in PASS_TRAIN, is kept.
+// Returns the cast of an FP8 layer's input to the forms that are to be made. The row form is made if at.produce has the
+// product, which reads it; for INPUT_ROWS, where it is the activation, if at.produce has the input. The column form is
+// made for INPUT_COLUMNS if at.produce has the input, except in PASS_TRAIN if the input is not kept.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -104,7 +105,7 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
 static bool activation_writes_fp8(struct at at) {
     return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
 }
-// Casts an FP8 layer's input in a new phase, if that is wanted and the op that makes the input doesn't write FP8.
+// Casts a linear layer's input in a new phase, if wanted. Does nothing in bf16 layers, or if the input's op writes FP8.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -135,8 +136,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Writes the MLP's activation of fc (rows, fc_width), in input_cast's forms, in this phase. For activation_writes_fp8
-// only.
+// Writes the MLP's activation of fc (rows, fc_width) in input_cast's forms, in this phase. Needs activation_writes_fp8.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -147,7 +147,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // ---- Products ----
 
-// Whether a product, of forward or of backward, may sum in the tensor cores' fewer bits; never with scales of blocks.
+// Whether an FP8 product, of forward or else of backward, may accumulate fast, in fewer bits; never with block scales.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_is_blockwise(&m->fp8);
@@ -156,8 +156,8 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Casts w (outputs, inputs), in this phase, and returns its matrix, transposed if `which` is FP8_WEIGHT_COLUMNS. The
-// amax is known since fp8_scales_begin; only if weights_sharded, PASS_TRAIN's cast to FP8_WEIGHT_ROWS takes it.
+// Casts w (outputs, inputs) to FP8 in this phase, and returns its matrix, transposed if `which` is FP8_WEIGHT_COLUMNS.
+// Its amax is known already, except if weights_sharded: then the first forward takes it here, before the cast.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -191,7 +191,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 
 // ---- Backward ----
 
-// Whether the op that makes the gradient of a linear layer's output also takes its amax; if not, cast_gradient does.
+// Whether the op that makes the gradient of a linear layer's output also takes its amax; else cast_gradient takes it.
 static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
@@ -204,17 +204,17 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Returns where the op that makes an output's gradient merges its amax; NULL if amax_of is, or cast_gradient takes it.
+// Returns where the op that makes the gradient of a layer's output merges its amax; NULL if the op is to take none.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
-// Returns gradient_amax of a projection whose output's gradient is the residual stream's; NULL for others and l -1.
+// Returns gradient_amax of layer l's projection, if its output's gradient is the stream's; else, and for l -1, NULL.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast of an output's gradient to both forms, live in this phase. The cast also writes a trained bias's
-// gradient or, if accumulates(m), adds to it.
+// Returns the cast of a layer's output gradient to both forms, live in this phase. The cast also writes a trained
+// bias's gradient or, if accumulates(m), adds to it.
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -232,7 +232,7 @@ static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Makes gradient_cast's cast of dout (N, outputs), in this phase. First takes dout's amax, unless dout's producer has.
+// Casts dout (N, outputs) to gradient_cast's forms, in this phase. First takes its amax, unless dout's producer has.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
@@ -242,7 +242,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// Returns an input's column form (inputs, rows), for dW. Makes it in this phase, if the input was kept in another form.
+// Returns an input's column form (inputs, rows), for dW's product. Makes it in this phase, if another form was kept.
 static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -263,8 +263,8 @@ static struct fp8_matrix input_columns(struct at at, enum linear linear) {
     RUN(m, fp8_cast(to, in, at.rows, k, NULL, m->dev));
     return to.columns;
 }
-// Runs the two products of a linear layer's backward, each in a new phase, after gradient_cast's cast. Writes the
-// input's gradient to din_slot or, if add_din, adds it. Writes the weight's gradient or, if accumulates(m), adds to it.
+// Runs the two products of an FP8 layer's backward, each in a new phase; dout is cast already. Writes the input's
+// gradient to din_slot or, if add_din, adds it. Writes the weight's gradient or, if accumulates(m), adds to it.
 static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_slot, bool add_din) {
     struct gpt *m = at.m;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -298,8 +298,8 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Makes the cast of fc's gradient, and a trained bias's gradient, in this phase, from dact (rows, F), the gradient of
-// the activation of fc (rows, fc_width). Then goes back to D_NORM2 in two new phases. Only if activation_writes_fp8.
+// Goes back through the MLP's activation, in this phase, and FC, in two new ones, to D_NORM2, as linear_backward_fp8
+// does. Call it only if activation_writes_fp8. dact (rows, F): the gradient of the activation of fc (rows, fc_width).
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);

@@ -20,7 +20,7 @@ static void frozen_weights_free(struct frozen_weights *f) {
     free(f->values);
     memset(f, 0, sizeof *f);
 }
-// Quantizes the matrix f->filling, all of which is set, uploads it and waits for the device. Frees f->values.
+// Quantizes f->filling, all of whose elements are set, uploads it and waits for the device. Frees f->values.
 static void frozen_weights_store(struct frozen_weights *f, struct device *dev) {
     const struct tensor *t = f->filling;
     const size_t bytes = frozen_bytes(t->format, t->rows, t->cols);

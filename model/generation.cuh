@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns the transformed logits of each sequence's next token, (sequences, Vp), undefined from column V on, in device
-// memory; NULL when planning. Opens phases. Only a prefill reads lengths: sequence b's last token is lengths[b] - 1.
+// Returns each sequence's next-token logits (sequences, Vp), scaled and capped, on the device; NULL when planning.
+// Columns from V on are undefined. Opens phases. Only a prefill reads lengths: b's last token is lengths[b] - 1.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));

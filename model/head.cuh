@@ -9,7 +9,7 @@
 // a CPU a chunk's passes over weight and gradient cost as much as matmuls of 20 to 30 tokens: at most 3 %.
 enum { LOGITS_CHUNK_TOKENS = 1024, LOGITS_CHUNK_BYTES_GPU = 512 << 20, LOGITS_CHUNK_BYTES_CPU = 128 << 20 };
 
-// The number of tokens of a chunk, at most a micro-batch's: --loss-chunk-tokens or, if 0, by the enum above.
+// The number of tokens of a chunk, at most a micro-batch's: --loss-chunk-tokens or, if 0, by the LOGITS_CHUNK_ sizes.
 static int64_t loss_chunk(const struct config *c, int Vp, const struct device *dev) {
     const int64_t chunk_bytes = device_is_gpu(dev) ? LOGITS_CHUNK_BYTES_GPU : LOGITS_CHUNK_BYTES_CPU;
     const int64_t N = (int64_t)c->training.micro_batch_size * c->model.seq_length;
@@ -32,7 +32,7 @@ static float *losses_buffer(struct gpt *m, enum pass pass) {
     return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
                            "losses");
 }
-// Returns a buffer, (N), for whether each target's logit is the largest, live in this phase; NULL when planning.
+// Returns where scoring notes whether each target's logit is the largest, (N), live in this phase; NULL when planning.
 static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
                              "logits and loss", "targets with the largest logit");
@@ -47,8 +47,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the losses of tokens [first, first + rows), rows <= loss_chunk, in a new phase, and largest_buffer if
-// m->scores. In training a second phase makes D_LNF and a trained head weight's gradient, to which later chunks add.
+// Computes the losses of tokens [first, first + rows), rows <= loss_chunk, and if m->scores largest_buffer, in a new
+// phase. In training a second phase makes D_LNF and a trained head weight's gradient, to which later chunks add.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -84,8 +84,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
 }
 
 // Computes the loss from final_norm_buffer, in new phases: results->loss, on the device, gets the losses' sum and
-// count. In training goes back to d_residual, writes the gradients of head and final norm or, if accumulates(m), adds
-// to them, and begins to reduce these, but no tied weight's. dloss multiplies all gradients. Every rank calls this.
+// count. In training goes back to d_residual. Writes the gradients of head and final norm or, if accumulates(m), adds
+// to them, and begins to reduce all but a tied weight's. dloss multiplies all gradients. Every rank calls this.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     use_unit(m, head_pass(m, pass), unit_with_head_weight(m));

@@ -45,8 +45,8 @@ static void zero_clear_parameters(struct zero *z, struct device *dev) {
     else if (bytes > 0)
         device_zero(z->params, bytes, dev);
 }
-// Sets initial parameters and optimizer states, zeroes the device's gradients. With --init-from frozen parameters are 0
-// until they are loaded. The caller waits for the device.
+// Sets initial parameters and optimizer states, and zeroes gradients that are on the device. With --init-from, frozen
+// parameters get no values here, since they are still to be loaded. The caller waits for the device.
 static void gpt_initialize(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
@@ -72,7 +72,7 @@ static void gpt_initialize(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// Returns the settings of the rotary table or, if `local`, of windowed layers' own, with another base and no scaling.
+// Returns settings for the rotary table or, if `local`, for windowed layers' table, with another base and no scaling.
 // *factors becomes longrope's lists, to which the settings point and which the caller frees; NULL without longrope.
 static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
     struct rope_settings s;
