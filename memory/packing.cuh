@@ -81,9 +81,9 @@ static bool plan_skyline_is_flat(const struct plan_packing *packing, const struc
     return differ == 0;
 }
 
-// Stacks items, the longest-lived first: an item is put on the stack if no gap remains below it. The first `forced`
-// items are stacked even above gaps. Of the others the shortest are left out, so many that `live` of them live at a
-// time on average. Sets skyline, stack_height, the stacked items' offsets, and `fitted`, all other items.
+// Stacks items, the longest-lived first. Leaves out an item that would have a gap below it. Also leaves out the
+// shortest items, so many that on average `live` of them are live in a tick. Stacks the first `forced` items in any
+// case. Sets skyline, stack_height, the stacked items' offsets, and `fitted`, the list of the items left out.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->ticks * sizeof *packing->skyline);
     packing->fitted_count = 0;
@@ -125,7 +125,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Splits items into stacked and fitted ones, with at most PLAN_FIT_PAIRS pairs of fitted ones. Sets floor and buckets.
+// Splits items by plan_stack, forcing so many that at most PLAN_FIT_PAIRS pairs are fitted. Sets floor and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -145,7 +145,7 @@ static void plan_split(struct plan_packing *packing, int live) {
     }
 }
 
-// Adds a span to `spans` (PLAN_FIT_NEIGHBORS), sorted by begin. A span that finds no room is only counted, in *count.
+// Inserts a span into `spans` (PLAN_FIT_NEIGHBORS), sorted by begin, if room is left. Increments *count in any case.
 static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
     if (*count < PLAN_FIT_NEIGHBORS) {
         int at = *count;
@@ -246,9 +246,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Promotes each item that the last try left above the bound: next time it is fitted earlier, by a fifth of its place in
-// the order (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse: by half the place, four times
-// as many plans stay above the bound, to the front ten times as many (measured). keys: (count) the order.
+// Promotes each item that the last try left above the bound: the next try fits it earlier, by a fifth of its place in
+// the order, keys (count) (squeaky-wheel optimization, Joslin & Clements 1999). Larger steps are worse, as measured:
+// half the place leaves four times as many plans above the bound, a move to the front ten times as many.
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -293,8 +293,8 @@ static void plan_keep_lower(struct plan_packing *packing, const struct skyline *
     memcpy(packing->best, skyline->best, (size_t)packing->count * sizeof *packing->best);
 }
 
-// Packs the items (at least one): sorts them by length, and sets best, their offsets in this order, and best_height.
-// The caller allocates the arrays, and sets bound, and best_height to SIZE_MAX.
+// Packs the items (at least one). Sorts them by length, and sets best, the offsets in this new order, and best_height.
+// The caller allocates all arrays, sets bound, and sets best_height to SIZE_MAX.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
     struct skyline skyline;

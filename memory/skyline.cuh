@@ -153,7 +153,7 @@ static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
 
-// Makes ticks [tick, last] a segment, after segment `before` (-1: none). The caller sets what is left of a cut segment.
+// Makes ticks [tick, last] a segment, after segment `before` (-1: none). Does not mend a segment that it cuts into.
 static void skyline_set_segment(struct skyline *s, int tick, int last, int before, size_t height) {
     s->segment_last[tick] = last;
     s->segment_before[tick] = before;
@@ -262,8 +262,8 @@ static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum sk
         order[i] = keys[i].item;
 }
 
-// Moves the items whose s->moves is set, within an order (count): from place i to just before the first other item at
-// place tenths / 10 * i + shift or later. They keep their own order. Overwrites s->rank, s->moved and s->others.
+// Moves the items whose s->moves is set from place i of an order (count) to just before the first other item at place
+// tenths / 10 * i + shift or later. Keeps their order and the others'. Overwrites s->rank, s->moved and s->others.
 static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     int movers = 0, stayers = 0;
     for (int i = 0; i < s->count; i++)
@@ -281,8 +281,8 @@ static void skyline_move(struct skyline *s, int *order, int tenths, int shift) {
     s->work += 4 * s->count;
 }
 
-// Promotes the items that the last try left above the bound: moves each, in an order (count), to `tenths` tenths of its
-// place (squeaky-wheel optimization, Joslin & Clements 1999). Four and five in turn do better than either.
+// Promotes the items that the last try left above the bound: moves an item at place i of an order (count) to place
+// tenths / 10 * i (squeaky-wheel optimization, Joslin & Clements 1999). To alternate 4 and 5 does better than either.
 static void skyline_promote(struct skyline *s, int *order, int tenths) {
     for (int i = 0; i < s->count; i++)
         s->moves[i] = s->offset[i] + s->items[i].bytes > s->bound;
@@ -313,10 +313,10 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Moves one to six items of an order (count) that live within SKYLINE_NEAR ticks of a random item above the bound in
-// s->best, each to the place of another such item. In half of the calls it moves their likes near all items like that
-// one too. A packing near its bound is wrong in few places, as where backward begins: moving all layers' items would
-// undo what is right. Returns false, having moved nothing, if no item shorter than s->ticks / 4 is above the bound.
+// Changes an order (count) around a random item that s->best has above the bound: one to six times moves a random item
+// within SKYLINE_NEAR ticks, and alike items of equal begin, to another such item's place. In half of the calls does
+// the same around every item above the bound that is like it. All else stays, as a packing near its bound is wrong in
+// few places. Returns false, having moved nothing, if no item shorter than s->ticks / 4 is above the bound.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -400,8 +400,8 @@ static void skyline_end(struct skyline *s) {
     free(s->moves);
 }
 
-// Whether to search on: a packing lower than `height` may exist, and `work`, done so far, is below the limit. The limit
-// is `least` where height is at most 1 % above the bound, else `most`. height SIZE_MAX: there is no packing yet.
+// Whether to search on: `height`, the lowest so far (SIZE_MAX: none), is above the bound, and `work`, done so far, is
+// below the limit. The limit is `least` if height is at most 1 % above the bound, else `most`.
 static bool plan_is_worth_searching(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;
@@ -435,8 +435,8 @@ static void skyline_search_by_promotion(struct skyline *s) {
     }
 }
 
-// Tries random changes, repairs and shuffles, of the lowest orders that promotion found, and keeps what ends no higher.
-// Ends after SKYLINE_TURNS, within 1 % of the bound, or at the limit of work. More promotion would lead astray.
+// Tries random repairs and shuffles of the lowest orders that promotion found, and keeps those that end no higher. Ends
+// after SKYLINE_TURNS, within 1 % of the bound, or at the limit of work. More promotion would do worse.
 static void skyline_search_by_chance(struct skyline *s) {
     uint32_t chance = 3; // of the seeds tried the one that leaves the tests' plans the nearest to their bounds
     for (int turn = 0;

@@ -22,13 +22,13 @@ static bool part_is_stored(const struct optimizer *o, int part) {
     return part == PART_PARAMETERS || o->states[part].device_id >= 0 || o->states[part].host_id >= 0;
 }
 
-// Finds this rank's next range within [*at, end) of the flat buffers. Sets *at to its first element, and *place to that
-// element's index in this rank's states. Returns the range's length, which the caller adds to *at; 0: none is left.
+// Finds the next range of the flat buffers' [*at, end) whose states this rank has. Sets *at to its first element, and
+// *place to the element's index in the states. Returns the length, which the caller adds to *at; 0: none is left.
 static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes before element `place`, a multiple of STATE_BLOCK from part_next, in this rank's copy of a part.
+// The number of bytes in this rank's copy of a part before `place`, a multiple of STATE_BLOCK as from part_next.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
@@ -44,7 +44,7 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// Copies elements [at, at + n) of a kept part, as stored, to `native` in host memory: whole STATE_BLOCKs, in one of
+// Copies elements [at, at + n) of a stored part, as they are, to `native` in host memory: whole STATE_BLOCKs in one of
 // part_next's ranges. Groups without the state take no bytes. First wait as for parameters_download. Returns when done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
@@ -80,7 +80,7 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of a part, chosen as for part_download. With c->keeps they are in the copy, as of the
+// Returns elements [at, at + n) of a part, a range as for part_download. With c->keeps they are in the copy, as of the
 // last optimizer_copy_take, and need no wait. Else part_download copies them to `room`, host memory of as many bytes.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {

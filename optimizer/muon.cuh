@@ -46,7 +46,7 @@ struct muon {
     struct flat_tensors table; // of the matrices, with the scale of their updates, in the device's memory
 };
 
-// Cuts a weight by rows into matrices for Muon: QKV by `split`, FC in two if gated. Returns how many. cuts: (3 G + 4).
+// Cuts a weight by rows into Muon's matrices: QKV by `split`, FC in two if gated. Returns how many. cuts: (3 s->G + 4).
 static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct layer_shape *s,
                     enum config_muon_split_qkv split) {
     const int q = s->H * s->D, kv = s->G * s->D, of_group = q / s->G;
@@ -143,7 +143,7 @@ static double muon_assign_owners(struct muon *u, int first, int end, int ranks, 
     }
     return most;
 }
-// Returns the end of the wave from matrix `first` on that has the matrices of `tensors` tensors, or all that are left.
+// Returns the end, a matrix's index, of a wave from matrix `first` on that has `tensors` tensors, or all that are left.
 static int muon_wave_end(const struct muon *u, int first, int tensors) {
     int end = first;
     for (int last = -1; end < u->count; end++)
@@ -166,8 +166,8 @@ static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct m
     }
     return flops;
 }
-// Makes the waves, for muon_free, and sets owners and flops. A wave has 1, 2, 4 ... tensors, the fewest with which the
-// most loaded ranks' flops, summed over the waves, are at most 1.1 times an even share; else there is one wave.
+// Makes the waves, for muon_free, and sets owners and flops. Tries 1, 2, 4 ... tensors a wave until the most loaded
+// ranks' flops, summed over the waves, are at most 1.1 times an even share, or until there is only one wave.
 static void muon_make_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     double all = 0, *load = (double *)calloc((size_t)ranks, sizeof *load);
@@ -194,8 +194,8 @@ static bool muon_needs_copies(const struct muon *u) {
         needs = needs || u->matrices[i].begin % TENSOR_ALIGNMENT != 0;
     return needs;
 }
-// Sets a wave's begin and stop to the span of its matrices [first, end), then place and n to the span, in this rank's
-// states, of what the rank has of [begin, stop). n must be 0 before; it stays 0 where the rank has nothing.
+// Sets where a wave of matrices [first, end) lies: at elements [begin, stop) of the flat buffers, and this rank's part
+// of them at [place, place + n) of its states. n must be 0 before; it stays 0 where the rank has no part.
 static void muon_place_wave(struct muon *u, struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     const bool sharded = optimizer_is_sharded(u->o);
@@ -208,7 +208,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The number of elements that a placed wave's `update` has at most on any rank: if sharded, its buckets' shards.
+// The number of elements of a placed wave's `update` on any rank, at most: if sharded, a shard of each of its buckets.
 static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -248,8 +248,8 @@ static void muon_place_waves(struct muon *u) {
 
 // ---- messages ----
 
-// Finds matrix m's next range, from element *at of the flat buffers on, in rank's shard of a bucket; if unsharded, it
-// is the rest of m. Sets *at to the range's begin. Returns the length, which the caller adds to *at; 0: none is left.
+// Finds the next range of matrix m, from element *at of the flat buffers on, that `rank` has: within one bucket or, if
+// unsharded, the rest of m. Sets *at to its begin. Returns its length, which the caller adds to *at; 0: none is left.
 static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -286,7 +286,7 @@ static void muon_add_message(struct exchange_message *list, int *count, int rank
     list[(*count)++].bytes = (size_t)n * sizeof *data;
 }
 // Lists the messages that bring a sharded wave's matrices to their owners: each rank's ranges go from `update` to the
-// matrix's place in the owner's `whole`. A rank's messages to itself are in both lists. The next lists overwrite these.
+// matrix's place in the owner's `whole`. A rank also sends messages to itself. The next call overwrites the lists.
 static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -317,8 +317,8 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that a rank sends and receives, together, in a wave's exchange: the largest of all waves and
-// ranks, so that all ranks plan the same scratch memory. 0 if nothing is exchanged.
+// The number of bytes that a rank sends and receives, together, in a wave's exchange at most: one number for all ranks,
+// which so plan the same scratch memory. 0 if nothing is exchanged.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -408,7 +408,8 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the buffers of this phase's waves; NULL while the plan is recorded. whole stays NULL if nothing is copied.
+// Returns the buffers that an update's waves use one after the other, live in this phase. They are NULL while the plan
+// is recorded; whole is always NULL if nothing is copied.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -436,7 +437,7 @@ static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;
 }
-// Enqueues copies of this rank's matrices of a wave from an unsharded `update` to `whole`, or from `whole` if `back`.
+// Enqueues copies of a wave's matrices that this rank owns: from an unsharded `update` to `whole`, or back if `back`.
 static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, struct muon_buffers b, bool back) {
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
@@ -447,7 +448,7 @@ static void muon_copy_wave(const struct muon *u, const struct muon_wave *w, stru
     }
 }
 // Replaces, enqueued, this rank's elements of a wave in b.update by the orthogonal factors' elements. b.whole and
-// b.workspace are scratch. A dry run only calls matmuls, also for other ranks' matrices. Every rank calls this.
+// b.workspace are scratch. A dry run only calls matmuls, for all matrices on each rank. Every rank calls this.
 static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct muon_buffers b) {
     struct zero *z = u->o->zero;
     struct timeline *t = z->timeline;

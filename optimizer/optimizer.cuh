@@ -5,8 +5,8 @@
 #include "model/fp8.cuh"         // fp8_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
-// Enqueues one kind of work on all elements that this rank owns, bucket by bucket from the last to the first if states
-// are sharded. With `gathers`, the all-gather of each bucket's parameters begins after its work, unless parameters stay
+// Enqueues one kind of work on all elements whose states this rank has; if these are sharded, bucket by bucket from the
+// last to the first. With `gathers`, begins to all-gather a bucket's parameters after its work, unless parameters stay
 // sharded. except_matrices leaves out the all-gathers of buckets that have matrices of Muon's.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
@@ -48,7 +48,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
     squares_total(squares, s->count, ws, z->timeline->dev);
 }
 
-// Enqueues the amaxes of FP8 weights anew if parameters were set or swapped, and if updates collect amaxes at all.
+// Computes, enqueued, FP8 weights' amaxes if parameters were set or swapped. Does nothing if updates collect none.
 static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
@@ -82,8 +82,8 @@ static void optimizer_swap_averages(struct optimizer *o, void *slots) {
 }
 // ---- Muon ----
 
-// Begins to all-gather the buckets of Muon's matrices that wave w completes. *bucket, at first the last bucket, says
-// where the search goes on. Does nothing except in stages 1 and 2 of several ranks. Every rank calls this.
+// Begins to all-gather the buckets of Muon's matrices whose updates wave w completes. *bucket is the next to look at,
+// at first the last bucket. Does nothing except in stages 1 and 2 of several ranks. Every rank calls this.
 static void muon_gather_parameters(const struct muon *m, const struct muon_wave *w, int *bucket) {
     struct zero *z = m->o->zero;
     const int64_t before = w == m->waves ? 0 : w[-1].stop; // waves that are still to come have elements below

@@ -65,7 +65,7 @@ static const struct newton_schulz newton_schulz_deepseekv4 = {{{3.4445, -4.7750,
                                                               10,
                                                               1};
 static const struct newton_schulz newton_schulz_classic = {{{2, -1.5, 0.5}}, 1, false, 12, 1};
-// Returns the iteration of a type, in `steps` steps; 0: as many as the type has.
+// Returns the coefficients of a type of iteration, to be run for `steps` steps; 0: for the type's own number.
 static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type type, int steps) {
     struct newton_schulz ns = newton_schulz_simple;
     switch (type) {
@@ -97,7 +97,7 @@ struct orthogonalize_buffers {
     void *scratch;        // of the products and of sum_of_squares
     size_t bytes;         // in all
 };
-// Takes the next `bytes`, rounded up, of a workspace with *used in use. Returns the address; NULL for workspace NULL.
+// Returns the next `bytes` of a workspace, after *used, and adds them, rounded up, to *used. NULL for workspace NULL.
 static void *orthogonalize_take(char *workspace, size_t *used, size_t bytes) {
     void *const at = workspace ? workspace + *used : NULL;
     *used += plan_aligned(bytes);

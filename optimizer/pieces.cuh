@@ -64,7 +64,8 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where a piece's operand is stored: memory NULL if this rank has no such state, bytes 0 if the group has none.
+// Returns where a piece's operand is stored. memory is NULL for a state that this rank doesn't have at all; bytes is 0
+// for a state that the piece's group doesn't have.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -87,8 +88,8 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes, aligned, that a slot needs for n elements of an operand (a state or OPERAND_*), of whichever
-// group stores it in the most bytes; 0 if the operand is not on the host.
+// The number of bytes, aligned, that a slot needs for n elements of an operand (a state or OPERAND_*); 0 if none of it
+// is on the host. Where groups store a state in different formats, the largest counts.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -118,7 +119,7 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
 #endif
 
 // Returns the slots for pieces, (UPDATE_SLOTS, o->slot_bytes) on the device, live in this phase. NULL where nothing is
-// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, records an update's transfers.
+// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, plans an update's transfers too.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -213,7 +214,7 @@ static void compute_muon_step(const struct update *u, const struct update_piece 
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
-// Enqueues a piece's moving averages, whose decay is lower in early steps, or in WORK_SWAP their swap with parameters.
+// Updates a piece's moving averages, enqueued, with a lower decay early on; WORK_SWAP swaps them with parameters.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
@@ -224,7 +225,7 @@ static void compute_averages(const struct update *u, const struct update_piece *
     else
         averages_update(r, (float)(decay < early ? decay : early), u->check, u->o->zero->timeline->dev);
 }
-// Enqueues u->work on a piece. memory: where each operand of the piece is on the device, NULL for an absent operand.
+// Enqueues u->work on a piece. memory: where the piece's operands are on the device; NULL: this rank has no such state.
 static void update_compute(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     switch (u->work) {
     case WORK_ADAMW: compute_adamw(u, p, memory); break;
@@ -254,7 +255,7 @@ static void update_prefetch_piece(struct update *u, struct update_piece *p, int 
                                            operand.memory, operand.bytes);
     }
 }
-// Begins to all-gather an updated bucket's parameters; zero_use waits. Only in stages 1 and 2. Every rank calls this.
+// Begins to all-gather an updated bucket's parameters; zero_use waits. Call it only in stages 1 and 2, on every rank.
 static void update_gather(struct zero *z, int bucket) {
     const struct bucket *b = &z->shards.buckets[bucket];
     char name[64];
@@ -281,8 +282,7 @@ static void update_finish(struct update *u, struct update_piece *p, int slot) {
     if (p->bucket >= 0 && !shards_parameters(&z->shards))
         update_gather(z, p->bucket);
 }
-// Begins to bring in a piece, and meanwhile enqueues the previous piece's update. The last piece's update is enqueued
-// by update_finish_pieces.
+// Begins to bring in a piece, and enqueues the previous piece's update; update_finish_pieces enqueues the last piece's.
 static void update_add_piece(struct update *u, struct update_piece piece) {
     const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count >= UPDATE_SLOTS)
@@ -302,8 +302,8 @@ static void update_finish_pieces(struct update *u) {
         timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
     u->count = 0;
 }
-// Enqueues u->work, piece by piece, on the elements of [at, end) that it covers. update_finish_pieces ends the last.
-// The range lies in this rank's shard of bucket `index`, or anywhere if unsharded, with index -1. With `gathers`, the
+// Enqueues u->work, piece by piece, on the elements of [at, end) that it covers; update_finish_pieces ends the last
+// piece. The range lies in this rank's shard of bucket `index`; index -1: states are unsharded. With `gathers`, the
 // bucket's all-gather follows the piece that ends at `end`, if the work covers that piece.
 static void update_range(struct update *u, int64_t at, int64_t end, int index, bool gathers) {
     const struct optimizer *o = u->o;

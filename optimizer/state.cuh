@@ -143,7 +143,7 @@ static enum state_format optimizer_format(const struct optimizer *o, enum optimi
     return o->states[id].formats[tensor_group(o->config, t)];
 }
 
-// Whether two groups are updated or stored in different ways. If not, neighbors of the two share a run, and a launch.
+// Whether two groups are updated or stored in different ways. If not, adjacent elements are in one run, for one launch.
 static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
     bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
     for (int id = 0; id < STATE_COUNT; id++)
@@ -177,7 +177,7 @@ static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at
     return o->runs[first].group;
 }
 
-// Begins segment o->num_segments at `place`, where the previous segment ends. The caller then counts it.
+// Fills segment o->num_segments, which begins at `place`. Does not count it, as the last one only marks the end.
 static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum state_group group) {
     struct state_segment *s = &o->segments[o->num_segments];
     memset(s, 0, sizeof *s);
@@ -186,7 +186,7 @@ static void optimizer_begin_segment(struct optimizer *o, int64_t place, enum sta
     for (int id = 0; id < STATE_COUNT && o->num_segments > 0; id++)
         s->offset[id] = s[-1].offset[id] + state_bytes(o->states[id].formats[s[-1].group], place - s[-1].place);
 }
-// Sets o->segments, from o->runs: the runs of this rank's places, each with the bytes of each state before it.
+// Makes o->segments from o->runs: which of this rank's places are of which group, and each state's bytes before them.
 static void optimizer_make_segments(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     o->segments = (struct state_segment *)calloc((size_t)o->num_runs + (size_t)s->count + 1, sizeof *o->segments);

@@ -9,13 +9,15 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit is streamed: its stored gradients pass through the slots by buckets, as it is larger than a layer.
+// Whether a unit is streamed: its stored gradients pass through two slots, a bucket at a time. The head and the
+// embeddings are streamed if they are larger than a layer and have more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part of a unit from `bucket` on, an index over all units: only this bucket if streamed, else the rest.
+// Returns the part of a unit's stored gradients that begins with `bucket`, an index over all units: only this bucket if
+// the unit is streamed, else all of the unit's buckets from this bucket on.
 static struct stored stored_part(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -26,7 +28,7 @@ static struct stored stored_part(const struct zero *z, int unit, int bucket) {
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a unit's slot 0 or, if streamed, 1: device memory for a part, live in this phase; NULL when planning.
+// Returns a unit's slot 0 or, of a streamed unit, 1: device memory for a part, live in this phase; NULL when planning.
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -42,8 +44,8 @@ static void *stored_gradients(const struct zero *z, int64_t place) {
     return bytes_behind(z->grads, state_bytes(z->grads_format, place));
 }
 
-// Begins, in this phase, to copy the stored sum of a unit's gradients into the unit's buffer. zero_begin_gradients
-// waits. Does nothing without sum_is_in_unit_buffer, in a step's first micro-step, or once the copy has begun.
+// Begins, in this phase, to copy the stored sum of a unit's gradients into the unit's buffer; zero_begin_gradients
+// waits. Does nothing in a step's first micro-step, without sum_is_in_unit_buffer, or if the copy has begun already.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
     if (!sum_is_in_unit_buffer(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
@@ -67,13 +69,13 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Calls load_stored for slot 0 and a whole, nonempty unit, unless it is streamed or its gradients use no slots.
+// Prepares slot 0 of a nonempty unit by load_stored. Does nothing if the unit is streamed, or if it uses no slots.
 static void prefetch_stored(struct zero *z, int unit) {
     if (z->grads_on_host && !sum_is_in_unit_buffer(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_part(z, unit, z->shards.first[unit]), 0);
 }
-// Makes later device work wait until the gradients of unit z->storing are on the host, then sets z->storing to -1.
-// Keeps the unit's buffer live until now. Does nothing if z->storing is -1.
+// Makes later device work wait until the gradients of unit z->storing are on the host, and keeps the memory that they
+// are copied from live until now. Sets z->storing to -1; does nothing if it is -1.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
@@ -91,7 +93,7 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the padding in `whole`, a unit's gradients, which no op writes but the norm reads. Does nothing if it is NULL.
+// Zeroes the padding in `whole`, a unit's gradients: no op writes it, but the norm reads it. Does nothing for NULL.
 static void zero_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // after the tensors so far
@@ -106,8 +108,8 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
         zero_gap(z, whole + at - begin, end - at);
 }
 // Prepares a unit's buffer of gradients for its backward, in a new phase. Does nothing without a buffer or elements.
-// With sum_is_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; a step's first
-// micro-step only zeroes the gaps. Otherwise the buffer may hold anything, as backward overwrites it.
+// With sum_is_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; in a step's first
+// micro-step only the gaps are zeroed. Otherwise the buffer may hold anything, as backward overwrites it.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_buffers_gradients(z) || unit_elements(z, unit) == 0)
@@ -135,15 +137,15 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
     add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
-// Adds the squares of `sum`, this rank's stored shard of a bucket, to *z->squares, which bucket 0 overwrites. Does
-// nothing before a step's last micro-step. Call it in the order of the buckets. ws has sum_of_squares_workspace_bytes.
+// Adds the squares of `sum`, this rank's stored shard of a bucket, to *z->squares. Does nothing before a step's last
+// micro-step. Call it in order of buckets: bucket 0 overwrites *z->squares. ws has sum_of_squares_workspace_bytes.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Waits for a part's reductions, then adds the part of `whole`, a unit's buffer, to `sum`, or in a step's first
-// micro-step overwrites `sum`. For gradients on the host, also calls add_squares, with ws. Does nothing when planning.
+// Adds a part of `whole`, a unit's buffer, to the stored `sum`; a step's first micro-step overwrites `sum`. First waits
+// for the part's reductions. Calls add_squares, with ws, for gradients on the host. Does nothing when planning.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -165,8 +167,8 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
                           stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
     z->storing = unit;
 }
-// Waits for a unit's reductions, then adds this rank's shards of `whole`, the unit's buffer, to the sum on the host. ws
-// is for add_squares. Call prefetch_stored and wait_for_stores before; after it, wait_for_stores waits for the copies.
+// Adds this rank's shards of `whole`, a unit's buffer, to the sum on the host, through the slots. First waits for their
+// reductions. ws is for add_squares. Call prefetch_stored before, and wait_for_stores before and after.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -185,8 +187,9 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Adds a unit's buffer of gradients, once reduced, to the stored sum, in a new phase. With sum_is_in_unit_buffer the
-// buffer is the sum already, and its copy to the host begins. Call prefetch_stored before and wait_for_stores after.
+// Adds a unit's buffer of gradients to the stored sum on device or host, in a new phase, and first waits for
+// reductions. With sum_is_in_unit_buffer the buffer is the sum already, and its copy to the host begins. Call
+// prefetch_stored before. The next call, or zero_end_gradients, waits for copies to the host.
 static void add_to_stored_sum(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -208,10 +211,10 @@ static void add_to_stored_sum(struct zero *z, int unit) {
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
-// Begins to reduce a unit's gradients over the ranks, after the unit's backward: sharded gradients in each micro-step,
-// whole ones in a step's last. zero_add_reduced or the update waits. From stage 1 on only this rank's shards then hold
-// the sum. One rank, instead of reducing, calls add_to_stored_sum if units have buffers. Opens a phase if they do. Does
-// nothing for an empty unit. Every rank calls this.
+// Begins to reduce a unit's gradients over the ranks, after the unit's backward; zero_add_reduced or the update waits.
+// Sharded gradients are reduced in each micro-step, whole ones in a step's last. From stage 1 on only this rank's
+// shards then hold the sum. On one rank adds buffered gradients to the stored sum instead. Opens a phase if gradients
+// have buffers. Does nothing for an empty unit. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;

@@ -104,12 +104,12 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// Forgets what units' buffers hold, as a region of the timeline begins. zero_use then waits anew for the last update.
+// Marks units' buffers as empty, as a region begins. zero_use then also waits again for the last update's all-gathers.
 static void zero_forget_buffers(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Notes which micro-step begins. adds_up: the step had earlier micro-steps or, when planning, may have several.
+// Notes which micro-step begins. adds_up: the step has had micro-steps already or, when planning, may get several.
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -166,6 +166,7 @@ static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
+// Returns the address `bytes` after base; NULL for base NULL, as when planning.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
 // Returns the address of a whole parameter of z, live in this phase; NULL when planning. Call zero_use before.
@@ -209,7 +210,7 @@ static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, i
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
 // Begins to all-gather a unit's sharded parameters into `whole`, the unit's buffer. Where they are on the host, copies
-// this rank's shards first. Sets the buckets' params_tickets and params_loads. Planning records only the copies.
+// this rank's shards first. Sets the buckets' params_tickets and params_loads. When planning, only records the copies.
 static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -231,8 +232,8 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
                                   unit_name(z, unit, name, "parameters"), t->dev);
     }
 }
-// Begins, in the current phase, to bring a unit's parameters into the unit's buffer; zero_use waits for them. Does
-// nothing if units have no buffers, or the parameters are there or on their way. Every rank calls this.
+// Begins, in this phase, to bring a unit's parameters into the unit's buffer; zero_use waits for them. Does nothing if
+// the unit is empty or has no buffer, or if the parameters are there or on their way. Every rank calls this.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
@@ -246,8 +247,8 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
         z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// Whether all-gathers of the last update may be in flight in a pass: in any forward but a step's later micro-steps.
-// There are none for frozen tensors, or without a sharded optimizer. A wait in vain would cut a recorded graph in two.
+// Whether the last update's all-gathers may be in flight in a pass: in any forward but a step's later micro-steps', for
+// trained tensors with sharded states. A wait for nothing would cut a recorded graph in two.
 static bool gathers_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
