@@ -24,7 +24,8 @@ enum attention_backend {
 };
 
 enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
-// Frees cuDNN's plans, if there are any. Call this before device_close, when no recorded CUDA graph uses them any more.
+// Frees cuDNN's handle and plans, if there are any. Call this before device_close, once no recorded CUDA graph uses
+// them.
 static void attention_close(struct device *dev);
 
 // Returns the bytes of `saved`: log-sum-exps (B, H, T) in fp32 or, if unfused, probabilities (B, H, T, T) in floatX.

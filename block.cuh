@@ -27,7 +27,7 @@ static void block_fetch_parameters(struct at at) {
 // that two ops would make. In a forward pass the layer's last addition also makes the next layer's NORM1 or the final
 // norm, so only layer 0 makes its own NORM1. Every rank must call this.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
-    const uint32_t made = produce & activation_present(&m->shape.layer) & ~made_by_ranges(m, pass, l, produce);
+    const uint32_t made = produce & activation_present(&m->shape.layer) & ~left_to_backward_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
     block_fetch_parameters(at);
 

@@ -212,7 +212,8 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// Returns the global number of the nth sample, from 0, that this rank takes from `start` on: B of every B * ranks.
+// Returns the global number of this rank's sample n, where sample 0 is its first one at or after `start`. Of each B *
+// ranks samples the rank takes B in a row.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
@@ -510,7 +511,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
 }
 
 // Reads this rank's next B samples into a batch, without a thread. The position stays. A bad sample ends the program.
-static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
+static void dataloader_read_without_thread(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
         const uint64_t number = rank_sample(loader, loader->position, (uint64_t)b, (uint64_t)B);
@@ -547,7 +548,7 @@ static void dataloader_read_batch(struct dataloader *loader, struct token_batch 
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, batch, B);
     else
-        dataloader_read_now(loader, batch, B);
+        dataloader_read_without_thread(loader, batch, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
 static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {

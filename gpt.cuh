@@ -8,7 +8,7 @@
 #include "model/generation.cuh"      // gpt_prefill, gpt_decode
 #include "model/head.cuh"            // head
 #include "model/initial.cuh"         // gpt_initialize
-#include "model/offload.cuh"         // offload_layer, fetch_group
+#include "model/offload.cuh"         // offload_layer_to_host, fetch_group
 #include "model/recorded.cuh"        // enqueue_recorded
 
 // ---- The step ----
@@ -22,10 +22,10 @@ static void recorded_micro_step(struct gpt *m, double scale) {
         RUN(m, fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, m->shape.L * FP8_KINDS, fp8_num_scales(&m->fp8),
                                 m->dev));
     embed(m, PASS_TRAIN);
-    offload_layer(m, -1);
+    offload_layer_to_host(m, -1);
     for (int l = 0; l < L; l++) {
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
-        offload_layer(m, l);
+        offload_layer_to_host(m, l);
     }
     head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
     int reduced = unit_of_head(); // unit whose reduction is in flight while the next unit's gradients are computed
@@ -79,13 +79,13 @@ static void gather_reports(struct gpt *m, void *ws) {
     if (!m->zero.grads_on_host) // else the last micro-step has summed them
         optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
     if (fp8_is_on(&m->fp8))
-        fp8_scales_report(&row[report_fp8_counts(m)], m->fp8.counts, m->fp8.scales + delayed.first,
+        fp8_scales_report(&row[report_fp8_counts_column(m)], m->fp8.counts, m->fp8.scales + delayed.first,
                           FP8_KINDS * FP8_COUNTS, delayed.count, m->dev);
     if (m->zero.shards.ranks == 1)
         return;
     double *request = &m->io.host_requests[m->io.updates++ % 2];
     *request = m->io.request;
-    device_upload(&row[report_request(m)], request, sizeof *request, m->dev);
+    device_upload(&row[report_request_column(m)], request, sizeof *request, m->dev);
     collective_wait(m->zero.collectives,
                     collective_all_gather(m->zero.collectives, m->io.reports, row,
                                           (size_t)report_width(m) * sizeof *row, "losses and gradient norms", m->dev),
@@ -117,7 +117,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     if (delayed.count > 0)
         RUN(m, fp8_scales_update(m->fp8.scales + delayed.first, m->fp8.history, &m->io.results->check, m->io.reports,
-                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes(m), delayed.count,
+                                 m->zero.shards.ranks, report_width(m), report_fp8_amaxes_column(m), delayed.count,
                                  delayed.delay, delayed.order, m->dev));
     RUN(m, fp8_update_calibrates(&m->fp8, m->dev));
     phase(m, PHASES_UPDATE, -1, "adamw");
@@ -182,7 +182,7 @@ static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token
     const struct loss_sum loss = gpt_evaluate(m, batch);
     m->scores = false;
     const float *losses = losses_buffer(m, PASS_EVALUATE); // live in the last phase
-    const int32_t *largest = largest_buffer(m, PASS_EVALUATE);
+    const int32_t *largest = target_is_largest_buffer(m, PASS_EVALUATE);
     RUN(m, device_download(scores.losses, losses, N * sizeof *losses, m->dev));
     RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
     return loss;

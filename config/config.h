@@ -556,7 +556,7 @@ static inline bool config_trains(const struct config *c) {
     return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
 // Returns the option that keeps a run from training, without its leading dashes. config_trains must be false.
-static inline const char *config_other_run(const struct config *c) {
+static inline const char *config_option_against_training(const struct config *c) {
     return c->evaluation.eval_only     ? "eval-only"
            : *c->finetuning.lora_merge ? "lora-merge"
            : c->evaluation.chat        ? "chat"

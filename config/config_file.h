@@ -43,7 +43,7 @@ static inline bool config_is_default(const struct config *config, int row) {
                   option_text(default_text, &config_rows[row], &defaults)) == 0;
 }
 // Whether a row's option names the run's first weights: --init-from, --init-from-ema, --lora-adapter.
-static inline bool config_is_beginning(int row) {
+static inline bool config_names_first_weights(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
@@ -54,7 +54,7 @@ static inline bool config_file_lists_as_given(const struct config *config, int r
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
     const bool by_auto = config->asked && config->asked->recompute.recompute_granularity == RECOMPUTE_AUTO &&
                          config_auto_chooses(row) && !config_is_default(config, row);
-    const bool found = config_is_beginning(row) && !config_is_default(config, row);
+    const bool found = config_names_first_weights(row) && !config_is_default(config, row);
     return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
@@ -164,9 +164,9 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the run that wrote the file, and not the user, chose a value: `given` does not list the option, and the value
-// is what left_open has or, where that lacks the option, the default. False if `given` is NULL, as all options then
-// count as given. A wrong member ends the program.
+// Whether the run, not the user, chose a value in the file: `given` doesn't list the option, and left_open has this
+// value for it. An option that left_open lacks must have its default. Returns false if `given` is NULL. A wrong member
+// ends the program.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;

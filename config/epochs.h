@@ -4,7 +4,7 @@
 #include <limits.h>        // INT_MAX
 
 // Returns the fewest steps, at least 1, that take `samples` samples with c->ramp's batches; INT_MAX: too many to count.
-static inline int config_steps_of(const struct config *c, uint64_t samples) {
+static inline int config_steps_for_samples(const struct config *c, uint64_t samples) {
     int64_t low = 0, high = INT_MAX; // too few, enough or all that can be counted
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
@@ -23,7 +23,7 @@ static inline void config_resolve_epochs(struct config *c) {
     if (!*c->data.train_data || !c->samples_of_epochs)
         fail("--train-epochs %g needs --train-data, whose samples it counts; or give --train-steps",
              c->training.train_epochs);
-    const int steps = config_steps_of(c, c->samples_of_epochs(c));
+    const int steps = config_steps_for_samples(c, c->samples_of_epochs(c));
     if (steps == INT_MAX)
         fail("--train-epochs %g makes more steps than can be counted; lower it", c->training.train_epochs);
     if (config_given(c, training.train_steps) && c->training.train_steps != steps)

@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 
 // The number of bytes of an element in the format of main parameters or main gradients.
-static inline double config_main_bytes(enum config_main_dtype dtype) {
+static inline double main_dtype_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
     case MAIN_BF16: return 2;
@@ -21,7 +21,7 @@ static inline bool config_may_move_weights(const struct config *c) {
 }
 
 // Switches --checkpoint-async off, unless given, if more than activations is offloaded: its copy takes host memory too.
-static inline void config_resolve_copies(struct config *c) {
+static inline void config_resolve_checkpoint_async(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))
         c->checkpoints.checkpoint_async = false;
@@ -53,11 +53,11 @@ static inline void config_check_offload(const struct config *c) {
     if (c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.cpu_offloading_num_layers > 0)
         fail("--optimizer-cpu-offload, --offload-gradients and --cpu-offloading-num-layers are of training, and "
              "--%s does not train; --offload-weights serves both",
-             config_other_run(c));
+             config_option_against_training(c));
 }
 
 // Ends the program if options of offload, formats or the plan contradict each other. May switch --checkpoint-async off.
-static inline void config_check_fit(struct config *c) {
+static inline void config_resolve_fit(struct config *c) {
     config_check_offload(c);
     if (*c->memory.plan_json && strcmp(c->memory.plan_json, c->memory.plan_picture) == 0)
         fail("--plan-json and --plan-picture both write %s; name two files", c->memory.plan_json);
@@ -66,5 +66,5 @@ static inline void config_check_fit(struct config *c) {
     if (c->recompute.recompute_granularity == RECOMPUTE_AUTO && c->memory.plan && c->recompute.memory_budget == 0 &&
         !*c->memory.plan_gpu)
         fail("--recompute-granularity auto with --plan needs --memory-budget, as 6GiB, or --plan-gpu");
-    config_resolve_copies(c);
+    config_resolve_checkpoint_async(c);
 }

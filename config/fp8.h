@@ -10,7 +10,8 @@ struct config_fp8_option {
     const char *needs; // for an error, after its name and value: why it has no use; "": it lacks only --fp8-format
 };
 enum { CONFIG_FP8_OPTIONS = 9 };
-// Fills `options` with all options of FP8 but --fp8-format, and with whether each has a use beside the other options.
+// Lists all options of FP8 but --fp8-format in `options`, each with whether the other options leave it a use, and if
+// not, why.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
     const bool ends = on && c->fp8.first_last_layers_bf16;

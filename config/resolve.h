@@ -280,7 +280,7 @@ static inline void config_check_optimizer(const struct config *c) {
 
 static inline void config_check_scoring(const struct config *c) {
     if (!config_trains(c) && !c->evaluation.eval_only && config_scores(c))
-        fail("--%s and --%s are two runs; give one of them", config_other_run(c),
+        fail("--%s and --%s are two runs; give one of them", config_option_against_training(c),
              *c->evaluation.eval_tasks ? "eval-tasks" : "perplexity");
     if (*c->evaluation.perplexity && config_trains(c))
         fail("--perplexity is of a run that does not train; leave out --train-data, or score tasks by --eval-tasks");
@@ -325,7 +325,7 @@ static inline void config_resolve_data(struct config *c) {
         fail("--%s needs --init-from: name the folder of the model%s",
              tasks     ? "eval-tasks"
              : implied ? "perplexity"
-                       : config_other_run(c),
+                       : config_option_against_training(c),
              tasks ? " to score, or --train-data to train one that is scored at its end" : "");
     }
     if (!*c->data.train_data && !c->memory.plan && config_trains(c))
@@ -452,7 +452,7 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute_lists(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
-    config_check_fit(config);
+    config_resolve_fit(config);
     config_check_finetune(config);
 }
 // Calls config_read and config_resolve, for tests. The number of ranks is 1, unless --plan has another.

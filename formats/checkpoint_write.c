@@ -36,7 +36,8 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save as failed and returns the text. file: a name that the freed manifest doesn't own; "": the folder.
+// Abandons the save as failed, and returns the problem's text. `file` is the name of the file that it is about, or ""
+// for the folder. It must not be a name in the manifest, which is freed before the text is written.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";

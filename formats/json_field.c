@@ -12,7 +12,7 @@ struct json_scan {
     const unsigned char *at, *end;
     unsigned char *text; // where the field's text goes
     size_t text_bytes;
-    int found; // how often the field, or a member on the way to it, was met
+    int found; // how often the field was met
 };
 
 static bool scan_value(struct json_scan *scan, const char *field, int depth);
@@ -200,7 +200,8 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Takes a value inside `depth` others. Copies the string `field` (NULL for none) in it to scan->text. False: give up.
+// Scans the next value, which lies inside `depth` others. Copies the string `field`, which may be a path with dots, if
+// it's in the value, to scan->text; NULL seeks none. Returns false where the line needs another parser.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

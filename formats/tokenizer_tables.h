@@ -83,7 +83,8 @@ unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix,
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // Returns the id of the TOKEN_BPE of these bytes; -1 if there is none. ids_by_text must not be NULL.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the added token of this text or else, if ids_by_text is there, of the TOKEN_BPE of it; -1: none.
+// Returns the id of the added token with this text. If there is none, returns the id of the TOKEN_BPE whose bytes are
+// the text, which is looked up only if ids_by_text is not NULL. Returns -1 if there is neither.
 int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);
 // Returns the longest added token with which `text` begins. The list is sorted by text. NULL if there is none.
 const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,

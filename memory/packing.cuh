@@ -53,14 +53,14 @@ struct plan_packing {
 // Compares items for qsort: the longest lifetime comes first, of equal ones the lowest id.
 static int plan_compare_lengths(const void *a, const void *b) {
     const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
-    if (plan_item_length(x) != plan_item_length(y))
-        return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
+    if (plan_item_ticks(x) != plan_item_ticks(y))
+        return plan_item_ticks(x) > plan_item_ticks(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
 // Returns the class of an item: the least k for which 2^k ticks are at least as long as the item's lifetime.
 static int plan_class(const struct plan_item *item) {
     int k = 0;
-    while (1 << k < plan_item_length(item))
+    while (1 << k < plan_item_ticks(item))
         k++;
     return k;
 }
@@ -90,13 +90,13 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     packing->stack_height = 0;
     int last = packing->count; // the item from which on none is stacked
     for (int64_t area = 0; last > 0; last--) {
-        area += plan_item_length(&packing->items[last - 1]);
+        area += plan_item_ticks(&packing->items[last - 1]);
         if (area > (int64_t)live * packing->ticks)
             break;
     }
     for (int i = 0; i < packing->count; i++) {
         struct plan_item *item = &packing->items[i];
-        packing->work += plan_item_length(item) / 4; // the loops over ticks are vectorized
+        packing->work += plan_item_ticks(item) / 4; // the loops over ticks are vectorized
         if (i >= forced && (i >= last || !plan_skyline_is_flat(packing, item))) {
             packing->fitted[packing->fitted_count++] = i;
             continue;
@@ -137,7 +137,7 @@ static void plan_split(struct plan_packing *packing, int live) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
         const int k = plan_class(item);
         packing->floor[packing->fitted[i]] = plan_floor(packing, item);
-        packing->work += plan_item_length(item) / 4;
+        packing->work += plan_item_ticks(item) / 4;
         if (packing->buckets_of[k] < 0) {
             packing->buckets_of[k] = packing->bucket_count;
             packing->bucket_count += (packing->ticks >> k) + 1;
@@ -226,7 +226,7 @@ enum { PLAN_CHAIN_TICKS = 3, PLAN_LONG_CHAIN_TICKS = 12 };
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
     for (int i = 0; i < packing->fitted_count; i++) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
-        const double length = plan_item_length(item), bytes = (double)item->bytes,
+        const double length = plan_item_ticks(item), bytes = (double)item->bytes,
                      area = length * bytes / 0x1p80; // below 1
         keys[i].item = packing->fitted[i];
         switch (order) {

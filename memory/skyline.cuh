@@ -33,7 +33,7 @@ struct plan_item {
     size_t offset;
 };
 
-static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
+static int plan_item_ticks(const struct plan_item *item) { return item->last - item->first + 1; }
 
 // An item and its key; orders are by falling key, then by item.
 struct plan_key {
@@ -181,7 +181,7 @@ static int skyline_put(struct skyline *s, int tick, int index) {
     s->offset[index] = bottom;
     for (int t = item->first; t <= item->last; t++)
         s->left[t] -= item->bytes;
-    s->work += plan_item_length(item) / 4;
+    s->work += plan_item_ticks(item) / 4;
     while (s->unplaced[item->first] < s->begun[item->first + 1] &&
            s->offset[s->listed[s->unplaced[item->first]]] != SIZE_MAX)
         s->unplaced[item->first]++;
@@ -245,7 +245,7 @@ static size_t skyline_try(struct skyline *s, const int *order, size_t ceiling, i
 static void skyline_sort(const struct skyline *s, struct plan_key *keys, enum skyline_order kind, int *order) {
     for (int i = 0; i < s->count; i++) {
         const struct plan_item *item = &s->items[i];
-        const double length = plan_item_length(item), bytes = (double)item->bytes, first = item->first,
+        const double length = plan_item_ticks(item), bytes = (double)item->bytes, first = item->first,
                      last = item->last;
         keys[i].item = i;
         switch (kind) {
@@ -297,7 +297,7 @@ static int skyline_chance(uint32_t *state, int below) {
 
 // Whether two items have the same bytes and length, as the same tensor of two layers has.
 static bool skyline_are_alike(const struct plan_item *a, const struct plan_item *b) {
-    return a->bytes == b->bytes && plan_item_length(a) == plan_item_length(b);
+    return a->bytes == b->bytes && plan_item_ticks(a) == plan_item_ticks(b);
 }
 
 // Moves a random item of an order (count), and all that are alike, by one random distance, so that layers stay alike.
@@ -320,7 +320,7 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
-        if (s->best[i] + s->items[i].bytes > s->bound && 4 * plan_item_length(&s->items[i]) < s->ticks)
+        if (s->best[i] + s->items[i].bytes > s->bound && 4 * plan_item_ticks(&s->items[i]) < s->ticks)
             s->moved[above++] = i;
     if (above == 0)
         return false;
@@ -400,8 +400,8 @@ static void skyline_end(struct skyline *s) {
     free(s->moves);
 }
 
-// Whether to search on: `height`, the lowest so far (SIZE_MAX: none), is above the bound, and `work`, done so far, is
-// below the limit. The limit is `least` if height is at most 1 % above the bound, else `most`.
+// Whether a search should go on: `height` is above `bound`, and the work done so far is below a limit. The limit is
+// `least` if height is at most 1 % above the bound, else `most`. Where there is no packing yet, height is SIZE_MAX.
 static bool plan_is_worth_searching(size_t height, size_t bound, int64_t work, int64_t least, int64_t most) {
     if (height == bound)
         return false;

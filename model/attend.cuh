@@ -5,9 +5,9 @@
 #include "kernels/rope.cuh"         // rope_forward
 #include "model/at.cuh"             // struct at, struct sink
 #include "model/bias_gradients.cuh" // bias_partial
-#include "model/fp8_attention.cuh"  // attend_in_fp8, qkv_sink
+#include "model/fp8_attention.cuh"  // attend_in_fp8, qkv_destination
 #include "model/linear.cuh"         // linear_forward, linear_backward, input_sink
-#include "model/sequence.cuh"       // positions_of, layer_attention_shape, rope_of
+#include "model/sequence.cuh"       // position_starts_of, layer_attention_shape, rope_of
 
 // Rotates q and k in qkv (N, qkv_width) in place, in the caller's phase. Does nothing if layer l has no RoPE.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
@@ -15,7 +15,7 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct extent e = extent_of(m, pass);
     if (!m->kinds[l].rotary)
         return;
-    const struct token_positions positions = positions_of(m, pass);
+    const struct token_positions positions = position_starts_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
 // Returns the RoPE that qk_norm_forward applies, live in this phase. `table` is NULL without RoPE, and when planning.
@@ -23,7 +23,7 @@ static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, in
     struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
     if (m->kinds[l].rotary) {
         rotary.table = rope_of(m, l);
-        rotary.positions = positions_of(m, pass);
+        rotary.positions = position_starts_of(m, pass);
         rotary.T = extent_of(m, pass).T;
     }
     return rotary;
@@ -90,14 +90,14 @@ static void make_qkv(struct at at) {
     const enum phase_group group = forward_group(at.pass);
     if (produces(at, BIT(QKV))) {
         phase_at(at, group, "qkv");
-        floatX *qkv = qkv_sink(at, ACT_QKV);
+        floatX *qkv = qkv_destination(at, ACT_QKV);
         linear_forward(at, LINEAR_QKV, qkv);
         if (!m->shape.layer.qk_statistics)
             rotate(m, at.pass, at.l, qkv);
     }
     if (produces(at, BIT(QKN) | BIT(QKN_STATS))) {
         phase_at(at, group, "q and k norm");
-        floatX *qkn = qkv_sink(at, ACT_QKN);
+        floatX *qkn = qkv_destination(at, ACT_QKN);
         float *stats = activation_stats(m, at.pass, at.l, ACT_QKN_STATS); // where kept, the same bits are written again
         const floatX *qkv = rows_of(at, ACT_QKV);
         const floatX *wq = param(m, at.pass, at.l, PARAM_QNORM_W), *wk = param(m, at.pass, at.l, PARAM_KNORM_W);
@@ -128,7 +128,7 @@ static void attend(struct at at) {
 static struct attention_backward_options attention_options_of(struct gpt *m, int l) {
     struct attention_backward_options options;
     options.rotary = rope_of(m, l);
-    options.positions = positions_of(m, PASS_TRAIN);
+    options.positions = position_starts_of(m, PASS_TRAIN);
     options.any_order = !m->config.attention.deterministic_mode;
     options.amax = gradient_amax(m, l, LINEAR_QKV);
     options.bias_partial = bias_partial(m, l, LINEAR_QKV, BIAS_BY_ATTENTION);

@@ -24,7 +24,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
     if (s->norm_after)
         return BIAS_BY_NORM;
-    if (!branch_is_added_as_it_is(m))
+    if (!branch_is_added_unscaled(m))
         return BIAS_BY_RESIDUAL;
     if (linear == LINEAR_ATT_PROJ && s->parallel) // the two projections' outputs have one gradient, and so one sum
         return bias_source(m, l, LINEAR_MLP_PROJ) == BIAS_BY_NORM ? BIAS_BY_NORM : BIAS_BY_WGRAD;
@@ -34,7 +34,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_WGRAD;
 }
 // The number of partial sums that attention's backward can leave of each column of D_QKV; 0 if it leaves none.
-static int64_t attention_column_sum_runs(const struct gpt *m) {
+static int64_t attention_bias_sum_runs(const struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     return attention_bias_num_runs(m->backend, attention_shape_of(&m->config, e.B, e.T));
 }
@@ -45,7 +45,7 @@ static enum bias_source bias_source(const struct gpt *m, int l, enum linear line
         return BIAS_BY_WGRAD;
     switch (row.gradient_by) {
     case GRADIENT_BY_ATTENTION: // the norm of q and k goes on from attention's gradient
-        return attention_column_sum_runs(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
+        return attention_bias_sum_runs(m) > 0 && !m->shape.layer.qk_statistics ? BIAS_BY_ATTENTION : BIAS_BY_WGRAD;
     case GRADIENT_BY_STREAM:
         return ranged && linear == LINEAR_MLP_PROJ ? BIAS_BY_WGRAD : bias_source_of_projection(m, l, linear);
     case GRADIENT_BY_ACTIVATION: return ranged ? BIAS_BY_WGRAD : BIAS_BY_ACTIVATION;
@@ -63,7 +63,7 @@ static int64_t bias_num_runs(const struct gpt *m, int l, enum linear linear) {
     case BIAS_BY_NORM: return norm_backward_num_runs(N, C, m->dev);
     case BIAS_BY_RESIDUAL: return residual_backward_num_runs(N, C, m->dev);
     case BIAS_BY_ACTIVATION: return activation_bias_num_runs(N);
-    case BIAS_BY_ATTENTION: return attention_column_sum_runs(m);
+    case BIAS_BY_ATTENTION: return attention_bias_sum_runs(m);
     }
     return 0;
 }
@@ -86,7 +86,7 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
 }
 // Returns bias_partial of a projection if its output's gradient is the residual stream's, made by a norm; else NULL.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
-    const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
+    const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_unscaled(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
 // Adds up a bias's partial sums, in this phase: writes the gradient or, if accumulates(m), adds to it. Returns false,

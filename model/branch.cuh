@@ -93,12 +93,12 @@ static floatX *residual_after_attention(struct at at) {
                             forward_group_name(at.pass), "residual after attention");
 }
 // Whether residual_after_attention, the sum of the layer's input and attention's branch, is to be made.
-static bool attention_sum_is_wanted(struct at at) {
+static bool residual_after_attention_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
 // Whether there is a norm before a branch, and its output, which the branch's first linear layer reads, is to be made.
 static bool norm_output_is_wanted(struct at at, const struct branch *b) {
-    return at.m->shape.layer.norm_before && input_is_wanted(at, b->input);
+    return at.m->shape.layer.norm_before && linear_input_is_wanted(at, b->input);
 }
 // Whether the norm before a branch has to run, for its output or for its statistics.
 static bool norm_is_wanted(struct at at, const struct branch *b) {
@@ -110,8 +110,8 @@ static struct sink norm_sink(struct at at, const struct branch *b) {
 }
 // Runs the norm before a branch in a new phase, if its output or statistics are wanted and no fused_norm makes them.
 static void branch_norm(struct at at, const struct branch *b) {
-    const bool fused =
-        is_mlp(b) ? attention_sum_is_wanted(at) && !at.m->shape.layer.parallel : at.pass != PASS_BACKWARD && at.l > 0;
+    const bool fused = is_mlp(b) ? residual_after_attention_is_wanted(at) && !at.m->shape.layer.parallel
+                                 : at.pass != PASS_BACKWARD && at.l > 0;
     if (!norm_is_wanted(at, b) || fused)
         return;
     phase_at(at, forward_group(at.pass), b->before_name);
@@ -193,7 +193,7 @@ static void branch_end(struct at at, const struct branch *b) {
         cast_input(at, b->output);
         branch_project(at, b);
     }
-    if (is_mlp(b) ? produces(at, BIT(OUT)) : attention_sum_is_wanted(at)) {
+    if (is_mlp(b) ? produces(at, BIT(OUT)) : residual_after_attention_is_wanted(at)) {
         if (is_mlp(b) && at.pass != PASS_BACKWARD) // the fused norm's weights are the next unit's
             use_unit(at.m, at.pass, next_unit(at));
         phase_at(at, group, s->norm_after ? b->after_name : projected ? "residual after mlp" : name);
@@ -218,7 +218,7 @@ static void branch_end(struct at at, const struct branch *b) {
 // of its columns. A call for a range only reads the buffer.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
-    if (branch_is_added_as_it_is(m))
+    if (branch_is_added_unscaled(m))
         return d_residual_rows(at);
     const floatX *dres = d_residual(m);
     const struct dropout dropout = dropout_of(m, m->config.model.hidden_dropout, at.l, b->use);

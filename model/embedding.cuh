@@ -54,7 +54,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
     bool used = false;
     for (int l = 0; l < m->shape.L; l++)
         used = used || window_hides_keys(m, pass, l) == window;
-    if (!used || !has_spans(m, pass, window))
+    if (!used || !needs_spans(m, pass, window))
         return;
     const struct spans spans = spans_buffers(m, pass, window);
     const int32_t *documents = masks_documents(m, pass) ? documents_buffer(m, pass) : NULL;
@@ -76,7 +76,7 @@ static void embed(struct gpt *m, enum pass pass) {
     const int32_t *tokens = tokens_buffer(m, pass);
     if (!generates(pass))
         timeline_touch(targets_buffer(m, pass));
-    const struct token_positions positions = positions_of(m, pass);
+    const struct token_positions positions = position_starts_of(m, pass);
     floatX *out = activation(m, pass, -1, ACT_OUT);
     RUN(m, embedding_forward(out, tokens, wte, wpe, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
                              dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
@@ -100,7 +100,7 @@ static void embedding_gradients(struct gpt *m) {
     dwte.add = dwte.add || m->shape.tied; // to the gradient of the tied head
     const floatX *dres = d_residual(m);
     const int32_t *tokens = tokens_buffer(m, PASS_TRAIN);
-    const struct token_positions positions = positions_of(m, PASS_TRAIN);
+    const struct token_positions positions = position_starts_of(m, PASS_TRAIN);
     void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T, m->dev));
     RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
                               dropout_of(m, m->config.model.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));

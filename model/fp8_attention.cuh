@@ -56,21 +56,22 @@ static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
 
 // Returns where to write ACT_QKV or ACT_QKN (`id`), (rows, qkv_width), live in this phase; NULL when planning. It is
 // the activation itself, unless attention reads it in FP8: then it is a buffer, from which cast_attention_input casts.
-static floatX *qkv_sink(struct at at, enum activation_id id) {
+static floatX *qkv_destination(struct at at, enum activation_id id) {
     struct gpt *m = at.m;
     const size_t bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
     if (!attends_in_fp8(m, at.pass, at.l) || id != attention_input_id(m))
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_sink's values to FP8 in a new phase, if attention_codes is wanted. In PASS_TRAIN also takes their amaxes.
+// Casts qkv_destination's values to FP8 in a new phase, if the layer's attention is in FP8 and at.produce has its input.
+// In PASS_TRAIN also takes their amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
     if (!attends_in_fp8(m, at.pass, at.l) || !produces(at, 1u << id))
         return;
     phase_at(at, forward_group(at.pass), "cast for attention");
-    const floatX *qkv = qkv_sink(at, id);
+    const floatX *qkv = qkv_destination(at, id);
     fp8 *codes = attention_codes(m, at.pass, at.l);
     RUN(m, fp8_attention_cast(codes, qkv, fp8_attention_of(m, at.l), at.pass == PASS_TRAIN, m->dev));
 }
@@ -133,9 +134,9 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     const float *lse = (const float *)activation_memory(m, PASS_BACKWARD, at.l, ACT_SOFTMAX); // FP8 is exact in bf16
     const size_t bytes = attention_backward_workspace_bytes(m->backend, a.shape, options.any_order, m->dev);
     floatX *qkv = (floatX *)workspace(m, qkv_bytes + out_bytes + lse_bytes + bytes);
-    floatX *out = (floatX *)bytes_behind(qkv, qkv_bytes);
-    float *own_lse = (float *)bytes_behind(out, out_bytes);
-    void *ws = bytes_behind(own_lse, lse_bytes);
+    floatX *out = (floatX *)address_after(qkv, qkv_bytes);
+    float *own_lse = (float *)address_after(out, out_bytes);
+    void *ws = address_after(own_lse, lse_bytes);
     const struct dropout none = dropout_of(m, 0, at.l, DROPOUT_ATTENTION);
     RUN(m, fp8_attention_read_back(qkv, codes, a.scales, FP8_E4M3, a.shape, m->dev));
     RUN(m, fp8_read_back(out, out8, a.out, FP8_E4M3, at.rows * width, m->dev));

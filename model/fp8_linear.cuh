@@ -192,7 +192,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 // ---- Backward ----
 
 // Whether the op that makes the gradient of a linear layer's output also takes its amax; else cast_gradient takes it.
-static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
+static bool op_takes_gradient_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
         m->config.model.hidden_dropout == 0 && residual_scale(m) == 1; // addend_gradient is the stream's gradient
@@ -206,7 +206,7 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
 }
 // Returns where the op that makes the gradient of a layer's output merges its amax; NULL if the op is to take none.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
-    return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
+    return op_takes_gradient_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
 // Returns gradient_amax of layer l's projection, if its output's gradient is the stream's; else, and for l -1, NULL.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
@@ -238,7 +238,7 @@ static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX
     const int n = linear_row(linear, &m->shape.layer).outputs;
     const struct fp8_cast to = gradient_cast(m, l, linear);
     void *ws = gradient_cast_workspace(m, l, linear);
-    if (!gradient_has_amax(m, linear) && to.scale)
+    if (!op_takes_gradient_amax(m, linear) && to.scale)
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
@@ -280,7 +280,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     const size_t sum = add_din ? plan_aligned((size_t)(N * k) * sizeof(floatX)) : 0;
     floatX *memory = (floatX *)workspace(m, sum + matmul_fp8_workspace_bytes(N, k, n, m->dev));
     floatX *product = add_din ? memory : din;
-    void *ws = bytes_behind(memory, sum);
+    void *ws = address_after(memory, sum);
     const struct fp8_matrix dout =
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
     const struct fp8_matrix weight = cast_weight(m, PASS_TRAIN, at.l, linear, FP8_WEIGHT_COLUMNS, w);

@@ -33,7 +33,7 @@ static float *losses_buffer(struct gpt *m, enum pass pass) {
                            "losses");
 }
 // Returns where scoring notes whether each target's logit is the largest, (N), live in this phase; NULL when planning.
-static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
+static int32_t *target_is_largest_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
                              "logits and loss", "targets with the largest logit");
 }
@@ -47,8 +47,9 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     return whole > last ? whole : last;
 }
 
-// Computes the losses of tokens [first, first + rows), rows <= loss_chunk, and if m->scores largest_buffer, in a new
-// phase. In training a second phase makes D_LNF and a trained head weight's gradient, to which later chunks add.
+// Computes the losses of tokens [first, first + rows), rows <= loss_chunk, in a new phase; if m->scores also
+// target_is_largest_buffer. In training a second phase makes D_LNF and a trained head weight's gradient, to which later
+// chunks add.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);
@@ -58,7 +59,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     floatX *logits = logits_buffer(m, pass, m->loss_chunk);
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
-    int32_t *largest = m->scores ? largest_buffer(m, pass) : NULL;
+    int32_t *largest = m->scores ? target_is_largest_buffer(m, pass) : NULL;
     const int32_t *targets = targets_buffer(m, pass);
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
@@ -99,7 +100,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
     if (m->scores)
-        timeline_touch(largest_buffer(m, pass));
+        timeline_touch(target_is_largest_buffer(m, pass));
     if (pass == PASS_TRAIN)
         timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
     struct timeline_loop loop = timeline_loop_of(&m->timeline, m->loss_chunk, N);

@@ -10,12 +10,10 @@ static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
-static struct zero *sharded_state_of(struct gpt *m, const struct tensor *t) {
-    return t->frozen ? &m->frozen : &m->zero;
-}
+static struct zero *zero_of_tensor(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
 // Whether this rank holds any of a tensor's elements [first, first + n). Every rank holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
-    const struct zero *z = sharded_state_of(m, t);
+    const struct zero *z = zero_of_tensor(m, t);
     return tensor_is_stored(t) || zero_holds_any(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets a tensor's elements [first, first + n), as far as this rank holds them, to `values` (n), on the host. Parameters

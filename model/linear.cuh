@@ -9,7 +9,7 @@
 // ---- Inputs ----
 
 // Whether at.produce needs a linear layer's input: it has the input or, in an FP8 layer, the product that reads it.
-static bool input_is_wanted(struct at at, enum linear linear) {
+static bool linear_input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return produces(at, 1u << source.id | product);
@@ -78,7 +78,7 @@ static void linear_forward(struct at at, enum linear linear, floatX *out) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const floatX *b = param(m, at.pass, at.l, row.bias), *in = linear_input(at, linear);
     void *memory = linear_workspace(at, linear, DIN_WRITTEN);
-    void *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
+    void *ws = address_after(memory, linear_weight_bytes(m, at.l, linear));
     const floatX *w = linear_weight(m, at.pass, at.l, linear, memory);
     MATMUL(m, matmul_forward(out, in, w, b, at.rows, row.outputs, row.inputs, ws, m->dev));
     lora_forward(m, at.pass, at.l, linear, out, in, at.rows, ws);
@@ -111,7 +111,7 @@ static bool linear_backward(struct at at, enum linear linear, enum slot din_slot
     if (trains || has_adapter(m, linear))
         in = linear_input(at, linear);
     float *dw = grad(m, at.l, row.weight), *db = sums_bias ? grad(m, at.l, row.bias) : NULL;
-    void *memory = linear_workspace(at, linear, use), *ws = bytes_behind(memory, linear_weight_bytes(m, at.l, linear));
+    void *memory = linear_workspace(at, linear, use), *ws = address_after(memory, linear_weight_bytes(m, at.l, linear));
     const floatX *w = linear_weight(m, PASS_BACKWARD, at.l, linear, memory);
     bool applied = false;
     if (use == DIN_ADDED)

@@ -37,9 +37,9 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     char *at = (char *)memory;
     struct lora_scratch s;
     s.h = (floatX *)at;
-    s.dh = (floatX *)bytes_behind(at, h);
-    s.dropped = (floatX *)bytes_behind(at, 2 * h);
-    s.products = bytes_behind(at, 2 * h + dropped);
+    s.dh = (floatX *)address_after(at, h);
+    s.dropped = (floatX *)address_after(at, 2 * h);
+    s.products = address_after(at, 2 * h + dropped);
     s.bytes = 2 * h + dropped + products;
     return s;
 }

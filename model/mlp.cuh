@@ -30,7 +30,7 @@ static void mlp_forward(struct at at) {
         phase_at(at, forward_group(at.pass), "fc");
         linear_forward(at, LINEAR_FC, rows_of(at, ACT_FC));
     }
-    if (!input_is_wanted(at, LINEAR_MLP_PROJ))
+    if (!linear_input_is_wanted(at, LINEAR_MLP_PROJ))
         return;
     phase_at(at, forward_group(at.pass), "activation");
     const floatX *fc = rows_of(at, ACT_FC);

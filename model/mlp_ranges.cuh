@@ -14,14 +14,14 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
 // Returns the activations that block_forward must not make, because the ranges of backward will; 0: there are none.
-static uint32_t made_by_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
+static uint32_t left_to_backward_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
 // Returns `at`, which has all tokens of a layer with ranges, with the rows of the largest and last range set.
-static struct at at_ranges(struct at at) {
+static struct at at_with_range_rows(struct at at) {
     at.largest_range_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_range_rows = (at.rows - 1) % at.largest_range_rows + 1;
     return at;
@@ -29,7 +29,7 @@ static struct at at_ranges(struct at at) {
 // Returns forward's ranges, for at_next. Each makes FC, ACT and its rows of the projection's output.
 static struct at at_forward_ranges(struct at whole) {
     const enum activation_id product = linear_row(LINEAR_MLP_PROJ, &whole.m->shape.layer).source.product;
-    struct at at = at_ranges(whole);
+    struct at at = at_with_range_rows(whole);
     at.ranged = BIT(FC) | BIT(ACT);
     at.produce = at.ranged | 1u << product;
     return at;
@@ -37,7 +37,7 @@ static struct at at_forward_ranges(struct at whole) {
 // Returns backward's ranges, for at_next. Each makes NORM2, FC, ACT, MLP_PROJ and POST2_STATS again, where dropped.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
-    struct at at = at_ranges(whole);
+    struct at at = at_with_range_rows(whole);
     at.ranged = members & activation_present(&at.m->shape.layer) & ~kept_activations(at.m, at.l);
     at.produce = at.ranged & ~BIT(POST2_STATS); // which the backward of the norm after the MLP makes
     at.range_slot = SLOT_RANGE;

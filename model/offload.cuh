@@ -20,8 +20,8 @@ static struct offload_operands offload_operands(struct gpt *m, enum transfer_dir
     return operands;
 }
 
-// Begins to transfer a set of layer l's activations, in this phase. The later phase that calls offload_wait must first
-// call offload_touch with the same arguments, which keeps the transfers' memory live until then.
+// Begins to transfer a set of layer l's activations, in this phase. The later phase that calls offload_enqueue_wait
+// first calls offload_touch with the same arguments, which keeps the transfers' memory live until then.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -35,7 +35,7 @@ static void offload_begin(struct gpt *m, enum transfer_direction direction, int 
                               to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
     }
 }
-// Keeps the memory of offload_begin's transfers live up to this phase, which calls offload_wait next.
+// Keeps the memory of offload_begin's transfers live up to this phase, which calls offload_enqueue_wait next.
 static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -44,19 +44,19 @@ static void offload_touch(struct gpt *m, enum transfer_direction direction, int 
     }
 }
 // Makes the device's later work wait for all transfers in `direction`. Call offload_touch for each set before.
-static void offload_wait(struct gpt *m, enum transfer_direction direction) {
+static void offload_enqueue_wait(struct gpt *m, enum transfer_direction direction) {
     timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
 // Makes the device wait until layer l - 1's activations are on the host, and begins to copy layer l's (-1: the
 // embedding's) there. Opens a phase for this; does nothing if neither layer has any to copy.
-static void offload_layer(struct gpt *m, int l) {
+static void offload_layer_to_host(struct gpt *m, int l) {
     const uint32_t set = offloaded_activations(m, l), before = l < 0 ? 0 : offloaded_activations(m, l - 1);
     if (!(set | before))
         return;
     phase(m, PHASES_FORWARD, l, "offload");
     offload_touch(m, TRANSFER_TO_HOST, l - 1, before);
-    offload_wait(m, TRANSFER_TO_HOST);
+    offload_enqueue_wait(m, TRANSFER_TO_HOST);
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
@@ -81,7 +81,7 @@ static void fetch_group(struct gpt *m, int last) {
         phase(m, PHASES_BACKWARD, last, "fetched");
         for (int k = first - 1; k <= last; k++)
             offload_touch(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
-        offload_wait(m, TRANSFER_TO_DEVICE);
+        offload_enqueue_wait(m, TRANSFER_TO_DEVICE);
     }
     const int below = first - 1, below_first = below < 0 ? 0 : m->policy.group_first[below];
     if (below >= 0 && group_is_offloaded(m, below_first, below)) {

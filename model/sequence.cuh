@@ -41,7 +41,7 @@ static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
 // Returns the starts that tokens' positions count from, live in this phase. Each is NULL when planning or unneeded.
-static struct token_positions positions_of(struct gpt *m, enum pass pass) {
+static struct token_positions position_starts_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
         positions.starts = positions_buffer(m, pass);
@@ -55,12 +55,12 @@ static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
 // Whether attention needs spans in a pass: because a layer's window hides keys (`window`), or documents are masked.
-static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
+static bool needs_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
 // Returns the spans of layers whose window hides keys (`window`), or of the other layers, live in this phase; NULL when
-// planning. Call it only if has_spans.
+// planning. Call it only if needs_spans.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
@@ -87,7 +87,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     const struct extent e = extent_of(m, pass);
     struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
     const bool window = window_hides_keys(m, pass, l);
-    if (has_spans(m, pass, window)) {
+    if (needs_spans(m, pass, window)) {
         const struct spans spans = spans_buffers(m, pass, window);
         shape.first_key = spans.first_key;
         shape.last_query = spans.last_query;

@@ -215,12 +215,12 @@ struct gpt {
 // Returns the column of a rank's io.request in its report. A report is a row of report_width doubles: the sum of
 // squares of the rank's gradients (at REPORT_SQUARES), a struct loss_sum for each micro-batch (from REPORT_LOSSES on),
 // the request and, with FP8, counts (FP8_KINDS, FP8_COUNTS) and the amaxes of delayed scales (fp8_delayed_scales).
-static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
-static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
-static int report_fp8_amaxes(const struct gpt *m) {
-    return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
+static int report_request_column(const struct gpt *m) { return REPORT_LOSSES + 2 * m->steps.most; }
+static int report_fp8_counts_column(const struct gpt *m) { return report_request_column(m) + 1; }
+static int report_fp8_amaxes_column(const struct gpt *m) {
+    return report_fp8_counts_column(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
-static int report_width(const struct gpt *m) { return report_fp8_amaxes(m) + fp8_delayed_scales(&m->fp8).count; }
+static int report_width(const struct gpt *m) { return report_fp8_amaxes_column(m) + fp8_delayed_scales(&m->fp8).count; }
 
 // ---- Phases and buffers ----
 
@@ -416,8 +416,8 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
 }
 // Returns the factor by which attention's and the MLP's outputs are multiplied before they join the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
-// Whether a branch joins the residual stream with neither dropout nor a multiplier.
-static bool branch_is_added_as_it_is(const struct gpt *m) {
+// Whether a branch, after its last norm if it has one, is added to the stream without dropout or a multiplier.
+static bool branch_is_added_unscaled(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
 // Returns the embedding's multiplier, rounded to floatX as Hugging Face does for Gemma. Granite's needs no rounding.

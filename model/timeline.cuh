@@ -242,7 +242,8 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     *ticket = 0;
 }
 
-// Does nothing itself: marks a call that gets a buffer only to keep it live in this phase, in which no op uses it.
+// Does nothing. Its argument is a call that returns a buffer, and so makes the buffer live in this phase, whose ops
+// don't use it, because later phases do.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Returns scratch memory that lives only in this phase. All calls in the phase get the same memory, of the largest size

@@ -24,11 +24,11 @@ static bool part_is_stored(const struct optimizer *o, int part) {
 
 // Finds the next range of the flat buffers' [*at, end) whose states this rank has. Sets *at to its first element, and
 // *place to the element's index in the states. Returns the length, which the caller adds to *at; 0: none is left.
-static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
+static int64_t owned_range_next(const struct optimizer *o, int64_t *at, int64_t end, int64_t *place) {
     return shards_next(&o->zero->shards, optimizer_is_sharded(o), at, end, place);
 }
 
-// The number of bytes in this rank's copy of a part before `place`, a multiple of STATE_BLOCK as from part_next.
+// The number of bytes in this rank's copy of a part before `place`, a multiple of STATE_BLOCK as from owned_range_next.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
     return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
                                    : state_offset(o, (enum optimizer_state)part, place);
@@ -45,7 +45,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
 // Copies elements [at, at + n) of a stored part, as they are, to `native` in host memory: whole STATE_BLOCKs in one of
-// part_next's ranges. Groups without the state take no bytes. First wait as for parameters_download. Returns when done.
+// owned_range_next's ranges. Groups without the state take no bytes. Wait as for parameters_download first. Returns
+// when done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -75,7 +76,7 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
-        for (; part_is_stored(o, part) && (n = part_next(o, &at, o->zero->shards.flat, &place)) > 0; at += n)
+        for (; part_is_stored(o, part) && (n = owned_range_next(o, &at, o->zero->shards.flat, &place)) > 0; at += n)
             part_download(o, part, at, n, c->parts[part] + part_offset(o, part, place));
     }
 }
@@ -89,6 +90,6 @@ static const void *optimizer_copy_read(const struct optimizer_copy *c, struct op
         part_download(o, part, at, n, room);
         return room;
     }
-    part_next(o, &at, at + n, &place);
+    owned_range_next(o, &at, at + n, &place);
     return c->parts[part] + part_offset(o, part, place);
 }

@@ -250,7 +250,7 @@ static void muon_place_waves(struct muon *u) {
 
 // Finds the next range of matrix m, from element *at of the flat buffers on, that `rank` has: within one bucket or, if
 // unsharded, the rest of m. Sets *at to its begin. Returns its length, which the caller adds to *at; 0: none is left.
-static int64_t matrix_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
+static int64_t matrix_range_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
     if (!optimizer_is_sharded(u->o))
@@ -287,21 +287,23 @@ static void muon_add_message(struct exchange_message *list, int *count, int rank
 }
 // Lists the messages that bring a sharded wave's matrices to their owners: each rank's ranges go from `update` to the
 // matrix's place in the owner's `whole`. A rank also sends messages to itself. The next call overwrites the lists.
-static struct muon_moves muon_moves_of(const struct muon *u, const struct muon_wave *w, floatX *update, floatX *whole) {
+static struct muon_moves muon_moves_to_owners(const struct muon *u, const struct muon_wave *w, floatX *update,
+                                              floatX *whole) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
     for (int k = w->first; k < w->end; k++) {
         const struct muon_matrix *m = &u->matrices[k];
         int64_t at = m->begin, n;
-        for (; (n = matrix_next(u, m, s->rank, &at)) > 0; at += n)
+        for (; (n = matrix_range_next(u, m, s->rank, &at)) > 0; at += n)
             muon_add_message(moves.sends, &moves.num_sends, m->owner, muon_update_at(u, w, update, at), n);
         for (int r = 0; r < s->ranks && m->owner == s->rank; r++)
-            for (at = m->begin; (n = matrix_next(u, m, r, &at)) > 0; at += n)
+            for (at = m->begin; (n = matrix_range_next(u, m, r, &at)) > 0; at += n)
                 muon_add_message(moves.receives, &moves.num_receives, r, whole + m->place + (at - m->begin), n);
     }
     return moves;
 }
-// Lists, like muon_moves_of, the messages that send a wave's factors from owners to all others, if nothing is sharded.
+// Lists the messages by which owners send a wave's factors to all other ranks, where nothing is sharded. As
+// muon_moves_to_owners otherwise.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -340,7 +342,8 @@ static int muon_messages_max(const struct muon *u) {
         int count = 0;
         for (int k = u->waves[i].first; k < u->waves[i].end; k++)
             for (int r = 0; r < u->o->zero->shards.ranks; r++)
-                for (int64_t at = u->matrices[k].begin, n; (n = matrix_next(u, &u->matrices[k], r, &at)) > 0; at += n)
+                for (int64_t at = u->matrices[k].begin, n; (n = matrix_range_next(u, &u->matrices[k], r, &at)) > 0;
+                     at += n)
                     count++;
         most = count > most ? count : most;
     }
@@ -395,6 +398,7 @@ static void muon_allocate(struct muon *u) {
     u->table.rows = rows;
     u->table.count = u->count;
 }
+// Frees u's tables in host memory. Its device memory belongs to the arenas.
 static void muon_free(struct muon *u) {
     free(u->matrices);
     free(u->waves);
@@ -455,7 +459,7 @@ static void muon_orthogonalize(struct muon *u, const struct muon_wave *w, struct
     const bool sharded = optimizer_is_sharded(u->o);
     struct muon_moves moves = {NULL, NULL, 0, 0};
     if (sharded && !t->planning) {
-        moves = muon_moves_of(u, w, b.update, b.whole);
+        moves = muon_moves_to_owners(u, w, b.update, b.whole);
         muon_exchange(u, moves, "updates of matrices");
     } else if (b.whole && !t->planning)
         muon_copy_wave(u, w, b, false);

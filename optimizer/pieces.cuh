@@ -293,7 +293,8 @@ static void update_add_piece(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Enqueues the last piece's update, if one is left. Makes later device work wait for copies back. Sets u->count to 0.
+// Enqueues the update of the piece that was added last, if there is one. Makes the device's later work wait until what
+// changed is back on the host. Sets u->count to 0.
 static void update_finish_pieces(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)

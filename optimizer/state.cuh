@@ -143,7 +143,8 @@ static enum state_format optimizer_format(const struct optimizer *o, enum optimi
     return o->states[id].formats[tensor_group(o->config, t)];
 }
 
-// Whether two groups are updated or stored in different ways. If not, adjacent elements are in one run, for one launch.
+// Whether two groups are updated in different ways or stored in different formats. If not, neighboring tensors of the
+// two form one run.
 static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
     bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
     for (int id = 0; id < STATE_COUNT; id++)

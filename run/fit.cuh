@@ -1,7 +1,7 @@
 // Makes the recomputation policy that --recompute-* ask for, and checks whether a plan fits into the machine's memory;
 // if it doesn't, says what would help. Models are planned here, never allocated. run/fit_auto.cuh chooses for auto.
 #pragma once
-#include "config/fit.h"               // config_resolve_copies
+#include "config/fit.h"               // config_resolve_checkpoint_async
 #include "run/model.cuh"              // gpt_create, gpt_destroy: a planned model
 #include "run/fit_time.cuh"           // fit_flops_per_byte
 #include "recompute.cuh"              // policies
@@ -252,7 +252,7 @@ static void fit_suggest_offload(struct fit_advice *a) {
     char option[64];
     changed.states.optimizer_cpu_offload = !host;
     changed.states.optimizer_offload_fraction = 1;
-    config_resolve_copies(&changed);
+    config_resolve_checkpoint_async(&changed);
     if (config_trains(c))
         fit_suggest_options(a, host ? "--no-optimizer-cpu-offload" : "--optimizer-cpu-offload", &changed);
     changed = *c;

@@ -67,7 +67,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.main_grads_dtype = formats->grads;
     config->states.exp_avg_dtype = formats->m;
     config->states.exp_avg_sq_dtype = formats->v;
-    config_resolve_copies(config);
+    config_resolve_checkpoint_async(config);
 }
 // Plans a choice, for fit_space's `plan`. Returns bytes (lower bounds unless `placed`) and seconds. context: fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
@@ -205,7 +205,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     const double fraction = config.states.optimizer_offload_fraction;
     const int given = config_given(&config, states.optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
     a->space.gradients_bytes[i] =
-        (double)shards_elements(shards, shards_gradients(shards)) * config_main_bytes(formats->grads);
+        (double)shards_elements(shards, shards_gradients(shards)) * main_dtype_bytes(formats->grads);
     for (int percent = 0; percent < FIT_PERCENTAGES; percent++)
         a->space.states_bytes[i][percent] = (double)optimizer_bytes_from(
             &m->optimizer, optimizer_offload_begin(&m->optimizer, percent == given ? fraction : percent / 100.0));

@@ -4,7 +4,7 @@
 // direction of the bus, which carries one copy after the other. The update copies and computes piece by piece, at the
 // same time, so it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
-#include "config/fit.h"        // config_main_bytes
+#include "config/fit.h"        // main_dtype_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
 #include "run/model.cuh"       // struct gpt
 #include "run/planned_gpu.cuh" // planned_gpu, gpu_name
@@ -21,7 +21,8 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// Returns the predicted time of a step of a recorded or placed model; zeros without training. rates->flops: not 0.
+// Predicts the time of a training step of a recorded or placed model, without the exchange between ranks. Returns zeros
+// if the model doesn't train. rates->flops must not be 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
 // Returns the rates of --plan-gpu or the device, by data sheet or else measured in at most `room` bytes. --plan does
@@ -221,7 +222,7 @@ static double fit_update_traffic(const struct gpt *m) {
     const double elements = (double)o->elements, x = (double)sizeof(floatX);
     const double averaged = c->training.ema_decay > 0 ? elements * 4 : 0; // master weights, read once more
     return 2 * (optimizer_states_bytes(o) + elements * x) +
-           2 * elements * config_main_bytes(c->states.main_grads_dtype) +
+           2 * elements * main_dtype_bytes(c->states.main_grads_dtype) +
            5 * x * (double)optimizer_elements(o, GROUP_MUON) + averaged;
 }
 // Returns the seconds of the update on the device, its memory traffic and Muon's products, without copies over the bus.

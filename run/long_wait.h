@@ -17,8 +17,8 @@ struct long_wait {
     void (*say_it)(double seconds);
 };
 
-// Whether the present wait has lasted too long. The caller holds watch->mutex, and watch->waits is true.
-static bool long_wait_is_over(const struct long_wait *watch) {
+// Whether the present wait has passed its limit, watch->until. The caller holds watch->mutex, and watch->waits is true.
+static bool long_wait_is_overdue(const struct long_wait *watch) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec != watch->until.tv_sec ? now.tv_sec > watch->until.tv_sec : now.tv_nsec >= watch->until.tv_nsec;
@@ -33,7 +33,7 @@ static void *long_wait_main(void *argument) {
             continue;
         }
         pthread_cond_timedwait(&watch->changed, &watch->mutex, &watch->until);
-        if (!watch->waits || !long_wait_is_over(watch)) // the wait ended meanwhile, or it is another one
+        if (!watch->waits || !long_wait_is_overdue(watch)) // the wait ended meanwhile, or it is another one
             continue;
         watch->waits = false; // it is said once
         watch->say_it(watch->seconds);

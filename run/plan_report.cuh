@@ -115,6 +115,7 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
+// Writes two arrays of names: the plan's categories and its phases.
 static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_begin(json, "categories");
     for (int i = 0; i < plan->category_count; i++)

@@ -56,7 +56,7 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
-                  : part_next(&s->m->optimizer, at, end, place);
+                  : owned_range_next(&s->m->optimizer, at, end, place);
 }
 // out (n) = exact parameters [at, at + n) in save_next's range: master weights, if any. n <= SAVE_CHUNK - STATE_BLOCK.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
@@ -335,7 +335,7 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
     const uint64_t width = safetensors_dtype_bytes(entry->dtype), begin = s->data_begin + entry->begin;
     const char *problem = NULL;
     int64_t at = t->offset, place, n;
-    for (; !problem && (n = part_next(o, &at, end, &place)) > 0; at += n) {
+    for (; !problem && (n = owned_range_next(o, &at, end, &place)) > 0; at += n) {
         n = n < SAVE_CHUNK ? n : SAVE_CHUNK;
         const int64_t first = at - t->offset, count = visible - first < n ? visible - first : n;
         const void *stored = optimizer_copy_read(&s->m->copy, o, id, at, n, s->stored[id]), *bytes = s->bytes;

@@ -120,9 +120,9 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
     char text[OPTION_TEXT];
     bool named = false;
     for (int row = 0; row < CONFIG_ROWS; row++)
-        named = named || (config_is_beginning(row) && config->given[row]);
+        named = named || (config_names_first_weights(row) && config->given[row]);
     for (int row = 0; row < CONFIG_ROWS && !named; row++)
-        if (config_is_beginning(row))
+        if (config_names_first_weights(row))
             option_set(&config_rows[row], config, text_copy(checkpoint_resolved_option(text, state, row)));
     if (state->base_folder && (!named || !*config->checkpoints.init_from ||
                                is_checkpoint_of_run(state->base_folder, config->checkpoints.init_from)))
@@ -461,7 +461,8 @@ static void start_find(struct config *config) {
              config->checkpoints.checkpoint_architecture);
     const bool resumes = strcmp(config->checkpoints.resume, "none") != 0;
     if (resumes && !config_trains(config))
-        fail("--resume goes on with training; --%s takes a checkpoint by --init-from", config_other_run(config));
+        fail("--resume goes on with training; --%s takes a checkpoint by --init-from",
+             config_option_against_training(config));
     if (resumes)
         start_resume(config);
     take_newest_of_run(config, &config->checkpoints.init_from, "init-from");

@@ -29,8 +29,8 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
     return false;
 }
 
-// Opens r->vocabulary, by which tokens are printed, for close_run: from vocabulary.bin, else tokenizer.json, else of
-// single bytes if --vocab-size is 256 or 257, else without text. A bad file ends the program.
+// Opens r->vocabulary, which has the tokens' texts: from vocabulary.bin, else from tokenizer.json, else single bytes if
+// --vocab-size is 256 or 257, else none. A bad file ends the program. close_run closes the vocabulary.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

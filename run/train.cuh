@@ -132,7 +132,7 @@ static void measure_fp8(struct run *r, struct log_step *entry, const double *rep
     const struct gpt *m = r->model;
     if (!fp8_is_on(&m->fp8))
         return;
-    fp8_shares(r->fp8_shares, &m->fp8, &m->shape.layer, reports + report_fp8_counts(m), r->config->ranks,
+    fp8_shares(r->fp8_shares, &m->fp8, &m->shape.layer, reports + report_fp8_counts_column(m), r->config->ranks,
                report_width(m), micro_steps,
                (double)r->config->training.micro_batch_size * r->config->model.seq_length);
     entry->fp8 = r->fp8_shares;
@@ -165,7 +165,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     measure_utilization(r, entry, tokens / seconds / c->ranks);
     entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < c->ranks && r->parallel; rank++)
-        grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
+        grant_request(r, (int)reports[rank * width + report_request_column(r->model)], rank);
     measure_collectives(r, entry, slot);
     measure_fp8(r, entry, reports, micro_batches / c->ranks);
     const double median_ms = slow_steps_record(&r->slow_steps, step, batch, entry->step_ms);
@@ -187,7 +187,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
         double value = entry->grad_norm;
         const bool in_fp8 =
             isfinite(value) && fp8_nonfinite_tensor(tensor, &value, &r->model->fp8, &r->model->shape.layer,
-                                                    reports + report_fp8_amaxes(r->model), c->ranks, width);
+                                                    reports + report_fp8_amaxes_column(r->model), c->ranks, width);
         report_nonfinite(r, step, in_fp8 ? tensor : "gradient norm", value, r->first_sample[slot], batch);
     }
     return results.check.finite;

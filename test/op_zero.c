@@ -197,7 +197,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
             o->norm[step] = results.check.grad_norm;
         for (int i = 0; i < FP8_KINDS * FP8_COUNTS && o && fp8_is_on(&m->fp8); i++)
             for (int rank = 0; rank < ranks; rank++)
-                o->counts[step][i] += reports[rank * report_width(m) + report_fp8_counts(m) + i];
+                o->counts[step][i] += reports[rank * report_width(m) + report_fp8_counts_column(m) + i];
     }
 }
 // Checks the copy from which a checkpoint is made: of this rank's shards, or, in stage 0, rank 0's copy of everything.

@@ -18,7 +18,7 @@ static bool unit_is_streamed(const struct zero *z, int unit) {
 }
 // Returns the part of a unit's stored gradients that begins with `bucket`, an index over all units: only this bucket if
 // the unit is streamed, else all of the unit's buckets from this bucket on.
-static struct stored stored_part(const struct zero *z, int unit, int bucket) {
+static struct stored stored_range_of(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
     stored.first = bucket;
@@ -37,18 +37,18 @@ static void *stored_slot(struct zero *z, int unit, int slot) {
     const size_t bytes = state_bytes(z->grads_format, n);
     void *slots = timeline_buffer(z->timeline, &z->slots_ids[unit], streamed ? 2 * bytes : bytes, "gradients of a unit",
                                   "unit's stored gradients", unit_layer(z, unit));
-    return bytes_behind(slots, (size_t)slot * bytes);
+    return address_after(slots, (size_t)slot * bytes);
 }
 // Returns the address of this rank's stored gradients from `place` on, a multiple of STATE_BLOCK; NULL when planning.
 static void *stored_gradients(const struct zero *z, int64_t place) {
-    return bytes_behind(z->grads, state_bytes(z->grads_format, place));
+    return address_after(z->grads, state_bytes(z->grads_format, place));
 }
 
 // Begins, in this phase, to copy the stored sum of a unit's gradients into the unit's buffer; zero_begin_gradients
-// waits. Does nothing in a step's first micro-step, without sum_is_in_unit_buffer, or if the copy has begun already.
+// waits. Does nothing in a step's first micro-step, without sums_in_unit_buffer, or if the copy has begun already.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
-    if (!sum_is_in_unit_buffer(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
+    if (!sums_in_unit_buffer(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
         return;
     float *sum = unit_gradients(z, unit);
     z->grads_loads[2 * unit] = timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"),
@@ -71,16 +71,16 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
 }
 // Prepares slot 0 of a nonempty unit by load_stored. Does nothing if the unit is streamed, or if it uses no slots.
 static void prefetch_stored(struct zero *z, int unit) {
-    if (z->grads_on_host && !sum_is_in_unit_buffer(z) && !unit_is_streamed(z, unit))
-        load_stored(z, unit, stored_part(z, unit, z->shards.first[unit]), 0);
+    if (z->grads_on_host && !sums_in_unit_buffer(z) && !unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_range_of(z, unit, z->shards.first[unit]), 0);
 }
 // Makes later device work wait until the gradients of unit z->storing are on the host, and keeps the memory that they
-// are copied from live until now. Sets z->storing to -1; does nothing if it is -1.
+// are copied from live until now. Then sets z->storing to -1. Does nothing if z->storing is -1.
 static void wait_for_stores(struct zero *z) {
     struct timeline *t = z->timeline;
     if (z->storing < 0)
         return;
-    if (sum_is_in_unit_buffer(z))
+    if (sums_in_unit_buffer(z))
         timeline_touch(unit_gradients(z, z->storing));
     else
         timeline_touch(stored_slot(z, z->storing, 0));
@@ -89,26 +89,26 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
-static void zero_gap(struct zero *z, float *from, int64_t n) {
+static void clear_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
 // Zeroes the padding in `whole`, a unit's gradients: no op writes it, but the norm reads it. Does nothing for NULL.
-static void zero_gaps(struct zero *z, float *whole, int unit) {
+static void clear_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // after the tensors so far
     for (int i = 0; i < z->table->num_tensors && whole; i++) {
         const struct tensor *t = &z->table->tensors[i];
         if (t->offset < begin || t->offset >= end)
             continue;
-        zero_gap(z, whole + at - begin, t->offset - at);
+        clear_gap(z, whole + at - begin, t->offset - at);
         at = t->offset + t->count;
     }
     if (whole)
-        zero_gap(z, whole + at - begin, end - at);
+        clear_gap(z, whole + at - begin, end - at);
 }
 // Prepares a unit's buffer of gradients for its backward, in a new phase. Does nothing without a buffer or elements.
-// With sum_is_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; in a step's first
+// With sums_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; in a step's first
 // micro-step only the gaps are zeroed. Otherwise the buffer may hold anything, as backward overwrites it.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
@@ -123,8 +123,8 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     if (z->sums[unit] == UNIT_IN_FLIGHT)
         timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
-    else if (sum_is_in_unit_buffer(z))
-        zero_gaps(z, whole, unit);
+    else if (sums_in_unit_buffer(z))
+        clear_gaps(z, whole, unit);
     z->sums[unit] = UNIT_READY;
 }
 
@@ -173,13 +173,13 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     if (unit_is_streamed(z, unit))
-        load_stored(z, unit, stored_part(z, unit, s->first[unit]), 0);
+        load_stored(z, unit, stored_range_of(z, unit, s->first[unit]), 0);
     for (int i = s->first[unit], slot = 0, end; i < s->first[unit + 1]; i = end, slot = 1 - slot) {
-        const struct stored stored = stored_part(z, unit, i);
+        const struct stored stored = stored_range_of(z, unit, i);
         end = stored.end;
         if (end < s->first[unit + 1]) {
             timeline_transfer_wait(t, &z->grads_stores[1 - slot]);
-            load_stored(z, unit, stored_part(z, unit, end), 1 - slot);
+            load_stored(z, unit, stored_range_of(z, unit, end), 1 - slot);
         }
         timeline_transfer_wait(t, &z->grads_loads[2 * unit + slot]);
         void *sum = stored_slot(z, unit, slot);
@@ -188,7 +188,7 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
     }
 }
 // Adds a unit's buffer of gradients to the stored sum on device or host, in a new phase, and first waits for
-// reductions. With sum_is_in_unit_buffer the buffer is the sum already, and its copy to the host begins. Call
+// reductions. With sums_in_unit_buffer the buffer is the sum already, and its copy to the host begins. Call
 // prefetch_stored before. The next call, or zero_end_gradients, waits for copies to the host.
 static void add_to_stored_sum(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
@@ -202,7 +202,7 @@ static void add_to_stored_sum(struct zero *z, int unit) {
     all.end = s->first[unit + 1];
     all.place = z->layout->unit_begin[unit] / s->ranks;
     all.n = unit_elements(z, unit) / s->ranks;
-    if (sum_is_in_unit_buffer(z)) {
+    if (sums_in_unit_buffer(z)) {
         for (int i = all.first; i < all.end; i++)
             TIMELINE_RUN(t, add_squares(z, whole + s->buckets[i].begin - all.place, i, ws));
         store_gradients(z, unit, all, whole, 0);

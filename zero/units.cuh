@@ -126,12 +126,12 @@ static bool zero_buffers_gradients(const struct zero *z) {
     return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
 }
 // Whether the stored sum is copied from the host into the unit's buffer of gradients, where backward adds to it.
-static bool sum_is_in_unit_buffer(const struct zero *z) {
+static bool sums_in_unit_buffer(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
 }
 // Whether backward adds to the sum of earlier micro-steps in a gradient's memory. If not, it overwrites what is there.
 static bool zero_adds(const struct zero *z) {
-    return z->adds_up && (!zero_buffers_gradients(z) || sum_is_in_unit_buffer(z));
+    return z->adds_up && (!zero_buffers_gradients(z) || sums_in_unit_buffer(z));
 }
 // The number of bytes of this rank's stored gradients (z->grads), on the device or the host.
 static size_t zero_gradients_bytes(const struct zero *z) {
@@ -167,7 +167,7 @@ static float *unit_gradients(struct zero *z, int unit) {
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
 // Returns the address `bytes` after base; NULL for base NULL, as when planning.
-static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
+static void *address_after(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
 // Returns the address of a whole parameter of z, live in this phase; NULL when planning. Call zero_use before.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
@@ -206,8 +206,8 @@ static void zero_wait_for_updates(struct zero *z) {
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
-                             bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
-                             bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
+                             address_after(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
+                             address_after(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
 // Begins to all-gather a unit's sharded parameters into `whole`, the unit's buffer. Where they are on the host, copies
 // this rank's shards first. Sets the buckets' params_tickets and params_loads. When planning, only records the copies.

@@ -61,7 +61,8 @@ __BEGIN_DECLS
 // Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Makes plans if open.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
-// Returns what computes FP8 attention: cuDNN, with its version on an open GPU, or a CPU's unit; until fused_close.
+// Returns the name of what computes FP8 attention: "cuDNN", with its version if the GPU is open, or without a GPU the
+// CPU's unit. The text lives until fused_close.
 const char *fp8_attention_describe(struct device *dev);
 
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,

@@ -23,9 +23,10 @@ static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct
     else if (s.head_dim % 16 != 0)
         snprintf(reason, size, "takes heads of multiples of 16, not %d: change --kv-channels", s.head_dim);
 }
-// Writes to `reason` (size bytes) why cuDNN of `version` (92500 is 9.25.0) can't compute FP8 attention on this GPU, or
-// why no device can, with the option to change; empty where it may. The conditions are TransformerEngine's (d0067d0,
-// fused_attn.cpp and dot_product_attention/utils.py) and what cuDNN 9.28 answered when asked for the graphs.
+// Writes to `reason` (size bytes) why FP8 attention can't be computed, by no device or not by cuDNN of `version` (92500
+// is 9.25.0) on this GPU, and mostly which option to change. `reason` is empty where it may be computed. Conditions:
+// TransformerEngine's (d0067d0, fused_attn.cpp and dot_product_attention/utils.py), and what cuDNN 9.28 answered when
+// asked for the graphs.
 static inline void fp8_attention_refuses(char *reason, size_t size, size_t version, struct compute_capability gpu,
                                          struct attention_shape s, struct fp8_attention_demands demands) {
     fp8_attention_refuses_shape(reason, size, s);

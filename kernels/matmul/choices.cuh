@@ -97,7 +97,8 @@ void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
 
-// Keeps a choice, and drops all plans, if a listed product of its key has none and can use it; else returns false.
+// Keeps a choice for the listed product with its key, and drops all plans. Returns false, and changes nothing, if no
+// such product is listed, or if the product has a choice already or can't use this one.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
 // Chooses by timing, and keeps, the algorithm of a product without a choice; drops all plans. If none proves right,
