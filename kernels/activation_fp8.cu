@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     amax_merge_block(&scale->amax, amax, shared_memory());
 }
 // Casts the source's outputs, each (N, F), side by side into one FP8 matrix, and merges their amax into to.scale->amax.
-// The scale is to.scale->delayed or, where that is 0, the amax's. workspace may be NULL where to.dbias is NULL.
+// The scale is to.scale->delayed or, if that is 0, made of the amax. workspace may be NULL where to.dbias is NULL.
 template <class source>
 static void activation_cast(struct fp8_cast to, const source &from, int64_t N, int F, void *workspace,
                             struct device *dev) {

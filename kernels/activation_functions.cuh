@@ -31,8 +31,8 @@ struct gate_gradient {
 };
 
 DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
-// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). In the last term x counts as 64 at most, from where s (1 - s) <
-// 2^-92: else a large x would multiply the error of an s that the approximate reciprocal leaves just beside 1.
+// Returns s = sigma(x) and silu'(x) = s + x s (1 - s). In the last term x counts as 64 at most. From there on s (1 - s)
+// < 2^-92, but the approximate reciprocal may leave s just beside 1, and a large x would multiply that error.
 DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
     const float s = logistic(x), product = fminf(x, 64.0f) * s;
     const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
@@ -47,8 +47,8 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 }
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u), u as in gelu_logistic
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
-// Returns s = sigma(2u), u as in gelu_logistic, and gelu'(x) = s + x s (1 - s) 2u'. x counts as 8 at most: from there
-// on s (1 - s) < 2^-70. x^2 counts as 2^20 at most: s is 0 for such a negative x, and 0 times an infinite u' is NaN.
+// Returns s = sigma(2u), u as in gelu_logistic, and gelu'(x) = s + x s (1 - s) 2u'. A larger x counts as 8, from where
+// s (1 - s) < 2^-70. A larger x^2 counts as 2^20, where s is 0: 0 times an infinite u' would be NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float least = fminf(x, 8.0f), square = fminf(least * least, 0x1p20f);
     const float s = gelu_logistic(x, square), product = least * s;
@@ -135,7 +135,7 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
 // Returns min(|x|, 20) in each lane, NaN for NaN: from 20 on e^(-x^2 / 2) is 0, which times infinity would be NaN.
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
-// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), below / e is t P(t), as in Abramowitz and
+// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|), `below` is e t P(t), as in Abramowitz and
 // Stegun 7.1.26. P is minimax for |x| <= 13.3, where e underflows: its relative error is 2.5e-8, in bf16 7.3e-6.
 ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], const vec x[FLOATX_VECS]) {
 #ifdef PRECISION_BF16

@@ -16,9 +16,9 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// Updates the first `count` (0 to 4) of r's elements [at, at + 4), as far as their tensor goes, if check is NULL or
+// Updates the first `count` (0 to 4) of r's elements [at, at + 4), none past their tensor's end, if check is NULL or
 // finite. Sets *index to the tensor's row, and returns the elements' largest fp8_magnitude, 0 without AMAX. All lanes
-// of a warp call, lane l for element 4 l of a block. Loads are first: to wait for check or row doubles idle time.
+// of a warp call, lane l for element 4 l of a block. Elements load first: to await check or row doubles idle time.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,
@@ -60,7 +60,7 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
-// Updates four elements a thread, and with AMAX merges the tensors' amaxes. Four blocks an SM keep loads under way.
+// Updates four elements a thread, and with AMAX merges amaxes. Four blocks an SM keep enough loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
     adamw_kernel(struct adamw_range r, struct flat_tensors tensors, struct adamw_factors factors,
@@ -90,7 +90,8 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates a part, by its tensor's f. split: there is a remainder. narrow: states are bf16. Two loops would be slower.
+// Updates `count` elements of a part, by their tensor's factors f. split: the parameters have a remainder. narrow: g, m
+// and v are bf16. This is one loop, as two are slower.
 ALWAYS_INLINE void adamw_update_part(struct adamw_part part, int count, struct adamw_factors f, bool split,
                                      bool narrow) {
     floatX *__restrict__ params = part.params;
@@ -117,7 +118,7 @@ ALWAYS_INLINE void adamw_update_part(struct adamw_part part, int count, struct a
         }
     }
 }
-// Updates r's elements [at, at + count), in the tensor of f and `rounding`; at % STATE_BLOCK = 0, count <= FLAT_PART.
+// Updates r's elements [at, at + count) by their tensor's f and rounding. at % STATE_BLOCK = 0, count <= FLAT_PART.
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];

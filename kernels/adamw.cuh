@@ -50,7 +50,7 @@ static inline struct adamw_factors adamw_factors_of(struct adamw a) {
     f.keep = (float)(1 - (double)a.lr * a.weight_decay);
     return f;
 }
-// Updates an element's moments *m and *v, and returns its new value. f has its tensor's factors, and scales grad.
+// Updates an element's *m and *v, and returns its new value, by its tensor's factors f. f.grad_scale multiplies grad.
 HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, struct adamw_factors f) {
     const float g = grad * f.grad_scale;
     const float first = f.beta1 * *m + f.rest1 * g, second = f.beta2 * *v + f.rest2 * (g * g);

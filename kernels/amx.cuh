@@ -29,7 +29,7 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// c += a . b, tiles by number. Hardware's bits differ: it sums even and odd products apart, and takes denormals as 0.
+// c += a . b, tiles by number. Unlike this, hardware sums even and odd products apart, and takes denormals as 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)
@@ -45,7 +45,7 @@ static inline void amx_dot(int c, int a, int b) {
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
-// Whether the CPU has AMX-BF16 and Linux lets this process use it. Asks Linux for that, which amx_begin depends on.
+// Whether the CPU has AMX-BF16 and this process may use it. Asks Linux for that permission, which amx_begin needs.
 static inline bool amx_available(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & (1u << 22)) || !(d & (1u << 24)))

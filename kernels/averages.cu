@@ -5,7 +5,7 @@
 
 #ifdef TARGET_CUDA
 
-// Returns the first `count` of r's parameters [at, at + 4) in fp32, joined with remainders if there are any, then 0.
+// Returns r's parameters [at, at + 4) in fp32, joined with remainders if there are any; 0 from number `count` on.
 DEVICE_FUNCTION four<float> parameters_four(const struct averages_range &r, int64_t at, int count) {
     const four<floatX> rounded = four_load(r.params + at, count);
     four<uint16_t> low = {};

@@ -60,8 +60,9 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
-// C (32 x 32) = the sum of the products of blocks A[s * a_step] . B[s * b_step], s < steps <= PRODUCT_STEPS, or +=
-// where `accumulate`; steps count blocks. 8 x 32 sums in registers, 16 chains, hide the two FMA units' latency.
+// C (32 x 32) = the sum over s < steps of the products A[s * a_step] . B[s * b_step] of blocks, or += where
+// `accumulate`. steps <= PRODUCT_STEPS; a_step and b_step count blocks. With AVX-512, 8 x 32 sums stay in registers: 16
+// vectors, whose chains of additions hide the latency of two FMA units.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
     enum { ROWS = LANES == 16 ? 8 : 4, VECS = 2, COLUMNS = VECS * LANES };
@@ -93,8 +94,8 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 }
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
 #define UNIT_DOT_NAME "NEON bf16 mmla"
-// Computes block_product_fp32's C for a and b in LAYOUT_BF16, by BFMMLA: 2 x 2 sums += 2 x 4 . 4 x 2, on pairs of A's
-// rows and of B's columns, twice the work of BFDOT. A is put in that order once: left[step][k / 4][row / 2].
+// Computes block_product_fp32's C for a and b in LAYOUT_BF16, by BFMMLA: it adds 2 x 4 . 4 x 2 to 2 x 2 sums, twice the
+// work of BFDOT. It takes pairs of A's rows and B's columns. A is put in that order once: left[step][k / 4][row / 2].
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
@@ -313,9 +314,9 @@ static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
         }
 }
 
-// Packs X = rows (count, D) into x, and its transpose X^T into `transposed`, as left operands. Block s has the columns
-// of X, which are rows of X^T, from 32 s on. x or `transposed` may be NULL. D <= MAX_HEAD_DIM. In bf16, VNNI pairs of
-// X's rows, transposed as words, are X^T.
+// Packs X = rows (count <= 32, D), `stride` elements apart, into x, and its transpose X^T into `transposed`, as left
+// operands. x or `transposed` may be NULL. Block s has X's columns from 32 s on: as columns in x, as rows in
+// `transposed`. D <= MAX_HEAD_DIM. In bf16 X^T is made by transposing, as words, VNNI pairs of X's rows.
 ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
                              int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];

@@ -202,8 +202,8 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
     free(in);
 }
 
-// Calls segments_cut, and so comes before anything of a collective is enqueued. Ends the program while a graph is
-// recorded: each run of the graph would wait for the same collective, and begin none. `what` is for the message.
+// Cuts recorded segments (segments_cut), before anything of a collective is enqueued. Ends the program while a graph is
+// recorded: each of its runs would wait for the same collective, and begin none. `what` is for the message.
 static void collectives_leave_graph(struct device *dev, const char *what) {
     segments_cut(dev);
     if (dev->recording)
@@ -356,7 +356,7 @@ static uint64_t collective_exchange(struct collectives *c, const struct exchange
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
 }
-// Copies up to this transfer at once. An imitated bus does not delay the work thread; only the device waits for it.
+// Makes the copies up to this transfer now. The work thread does not wait for an imitated bus; only the device does.
 static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
     transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }

@@ -69,7 +69,8 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Returns how many collectives are in flight. Adds the times of those newly done, tells q->control. Locks q->mutex.
+// Returns how many collectives are in flight. Adds the times of newly finished collectives to q's, and tells q->control
+// of each. Locks q->mutex.
 static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -172,8 +173,8 @@ static void nccl_warm_up_gather(struct nccl_queue *q, uint8_t *buffer, size_t by
                (const uint8_t *)buffer + bytes * (size_t)r, (int64_t)bytes, r, -1);
     nccl_check_known(q, wrong, "all-gather", bytes);
 }
-// Tests messages of known bytes between every two ranks, which NCCL connects when they first send: 1 byte or, with
-// `largest`, as many as fit into buffer (bytes). A wrong byte ends the program. Does nothing below 2 bytes a rank.
+// Tests messages of known bytes between every two ranks, which NCCL connects when they first send. Each has 1 byte or,
+// with `largest`, as many as fit into buffer (bytes). A wrong byte ends the program. Does nothing below 2 bytes a rank.
 static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t bytes, bool largest, unsigned *wrong) {
     const size_t of_each = bytes / (2 * (size_t)q->ranks), count = largest && of_each > 0 ? of_each : 1;
     if (of_each == 0)
@@ -198,9 +199,9 @@ static void nccl_warm_up_messages(struct nccl_queue *q, uint8_t *buffer, size_t 
     nccl_check_known(q, wrong, "exchange", count);
 }
 // Runs each kind of collective once at its smallest and once at its largest size, so that NCCL connects the ranks and
-// allocates its buffers now: since 2.22 it does so when a collective first takes an algorithm, by function, type and
-// size. Every rank calls this. Returns when all are done. The numbers are known: a wrong result ends the program. Sizes
-// and wire_bf16 are as in collectives_open; with `exchanges` every two ranks send to each other too.
+// allocates its buffers now. NCCL 2.22 and later do so when a collective first takes an algorithm, which its function,
+// type and size decide. Every rank calls this. Returns when all are done. A wrong result of the known numbers ends the
+// program. Sizes and wire_bf16 are as in collectives_open. With `exchanges` every two ranks send to each other too.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes, bool exchanges) {
     enum { COUNTER_BYTES = 256 };
@@ -278,8 +279,8 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// Begins a collective: what the queue's stream gets up to nccl_queue_end. It starts after dev's work so far. Waits
-// while NCCL_EVENTS are in flight. Copies `name`.
+// Begins a collective. What the queue's stream gets until nccl_queue_end belongs to it, and starts when dev's work so
+// far is done. Waits while NCCL_EVENTS collectives are in flight. Copies `name`.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
     while (nccl_queue_in_flight(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
@@ -296,7 +297,8 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Makes the device's stream wait for ticket's collective. That is done already if a later collective took its events.
+// Makes the device's stream wait for the ticket's collective. Does nothing where a later collective has taken its
+// events, as it is done then.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -344,8 +346,8 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
         to[i] = bf16_to_float(from[i]);
 }
 
-// Enqueues collective_reduce_scatter; returns its ticket, never 0. With wire (ranks, shard), scratch aligned to 16, the
-// sum is in bf16, and NCCL's ring rounds it after each addition. With NULL the sum is in fp32.
+// Enqueues collective_reduce_scatter; returns its ticket, never 0. Where wire is NULL the sum is in fp32. Else it is in
+// bf16, and NCCL's ring rounds it after each addition; wire (ranks, shard) is scratch, aligned to 16 bytes.
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;

@@ -95,8 +95,8 @@ static char *mapping_reserve(size_t bytes) {
     madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
     return base;
 }
-// Zeroes the first byte of each page of [memory, memory + bytes), each thread a part by a static loop. Meanwhile the
-// threads run on the CPUs of NUMA node `node`, so that the pages come from its memory; -1 leaves them where they run.
+// Zeroes the first byte of each page of [memory, memory + bytes). Threads share the pages by a static loop. Meanwhile
+// they run on the CPUs of NUMA node `node`, whose memory then has the pages; -1 leaves threads where they run.
 static void mapping_touch(void *memory, size_t bytes, int node) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
     const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;

@@ -85,11 +85,11 @@ DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
     return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
 }
-// Whether the stage that makes sorted runs of `run` keys puts the pair whose first key is `at` in ascending order.
+// Whether a pair whose first key is number `at` becomes ascending in the stage that makes sorted runs of `run` keys.
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Does what of the sort stays within tiles of `tile` keys, a tile a block. With run 0 makes the keys, all ones from key
-// n on, and sorts each tile. Else does the last steps, within tiles, of the stage that makes sorted runs of `run` keys.
+// Does the sort's steps that stay within tiles of `tile` keys, a block a tile. With run 0 makes the keys, all ones from
+// key n on, and sorts each tile. Else does the last steps of the stage that makes sorted runs of `run` keys.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -149,7 +149,7 @@ static void embedding_sort(uint64_t *keys, struct embedding_index index, int B, 
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
-// Sums dout's rows into the table for indices with at most TOKEN_FEW rows. Warp i does if key i begins an index.
+// Sums dout's rows into the table for indices of at most TOKEN_FEW rows. Warp i does so if key i is its index's first.
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                               float scale, struct dropout dropout) {
@@ -184,8 +184,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Sums dout's rows into the table for indices with more than TOKEN_FEW rows. Block i looks at key i * TOKEN_FEW: each
-// such index has at least one of these keys, and the first block that finds the index sums its rows.
+// Sums dout's rows into the table for indices with more than TOKEN_FEW rows. Block i looks at key i * TOKEN_FEW. Each
+// such index has at least one of the keys that blocks look at, and the first block that finds the index sums its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                float scale, struct dropout dropout) {
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     *to = table.add ? *to + total : total;
 }
 
-// Zeroes the rows of a table that no key has: a block takes a row and looks for its index among the sorted keys.
+// Zeroes the table's rows whose index no key has. A block takes a row, and searches the sorted keys for its index.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_other_rows_kernel(struct table_gradient table, const uint64_t *keys, int64_t n, int C) {
     const uint32_t index = blockIdx.x;
@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
         floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
 }
 
-// Computes dwpe without a sort, where positions are places in their sequences. Zeroes rows from T on, unless `add`.
+// Computes dwpe without a sort: positions are the tokens' numbers in sequences. Zeroes rows from T on, unless `add`.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {

@@ -20,7 +20,7 @@ DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
 DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
     return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
 }
-// Returns elements [at, at + 4), at % 4 = 0, of a state in fp32, from `count` on zeros. Not for FORMAT_REMAINDER.
+// Returns elements [at, at + 4) of a state in fp32, zeros from number `count` on. at % 4 = 0. Not for FORMAT_REMAINDER.
 DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
     four<float> x = {};
     if (count <= 0)
@@ -36,7 +36,7 @@ DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format
         x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
     return x;
 }
-// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, lane l for element 4 l of a block: an
+// Stores the first `count` of elements [at, at + 4). All lanes of a warp call, lane l for element 4 l of a block, as an
 // 8-bit block gets a new scale. Rounds bf16 to nearest or, where `stochastic`, by the upper halves of `random`.
 DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
                                       int count, bool stochastic, const struct philox_words &random) {
@@ -68,8 +68,8 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
     }
 }
 enum { FLAT_WARPS = FLAT_THREADS / 32, FLAT_AMAX_BYTES = 2 * FLAT_WARPS * (int)sizeof(uint32_t) };
-// Merges each thread's `largest` into its tensor's amax, unless NULL, by one atomic operation a tensor, not one a warp.
-// All threads call. index: the warp's row of tensors. shared: FLAT_AMAX_BYTES, unused since the last barrier.
+// Merges each thread's `largest` into its tensor's amax, if not NULL, by one atomic operation for each tensor of the
+// block. All threads call. index: the row of the warp's tensor. shared: FLAT_AMAX_BYTES, unused since the last barrier.
 DEVICE_FUNCTION void flat_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
                                        uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -111,7 +111,8 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
                            count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
     return room;
 }
-// Encodes room (count) into `blocks`, unless FORMAT_FP32. Rounds bf16 by words' (count) upper halves; NULL: to nearest.
+// Encodes room (count) into `blocks`; does nothing for FORMAT_FP32, which is updated where it lies. Rounds bf16 by the
+// upper halves of words (count); to nearest where words is NULL.
 static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
                                      const uint32_t *words) {
     if (format == FORMAT_FP32)

@@ -14,7 +14,7 @@ struct flat_tensor {
     float scale;    // of a matrix that Muon updates: what its update is multiplied by
 };
 // Returns what an update multiplies a tensor's values by: 1 - lr_scale lr weight_decay, or 1 where the tensor does not
-// decay. keep is 1 - lr weight_decay, which an lr_scale of 1 returns to the bit; decay is lr weight_decay.
+// decay. keep is 1 - lr weight_decay, the result's bits at an lr_scale of 1; decay is lr weight_decay.
 HOST_DEVICE float flat_tensor_keep(const struct flat_tensor *tensor, float keep, float decay) {
     return tensor->decays ? fmaf(1 - tensor->lr_scale, decay, keep) : 1;
 }
@@ -29,8 +29,9 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// Returns the row of the last tensor that begins at or before `at`, which is in it or the gap after it. Row 0 must
-// begin so early. All lanes of a warp call with one `at`: each looks at a row, and a search in a thousand waits twice.
+// Returns the row of the last tensor that begins at or before `at`: element `at` is in it, or in the gap after it. Row
+// 0 must begin at or before `at`. All lanes of a warp call with one `at`. Each lane loads a row at a time, so that a
+// search among a thousand rows waits for two loads.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
     while (32 * stride < tensors.count)
@@ -61,8 +62,8 @@ static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at)
     }
     return first;
 }
-// Finds the first elements of [*first, end) that are in one tensor, *row: from the new *first to *last. Returns false
-// where there are none. The caller sets *row to -1 before the first call, and *first to *last between calls.
+// Finds the first elements of [*first, end) that one tensor has: [*first, *last), of row *row. Returns false where
+// there are none. The caller sets *row to -1 before the first call, and *first to *last between calls.
 static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
                                      int64_t *last) {
     for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;

@@ -96,8 +96,8 @@ void frozen_quantize_end(void *stored, enum frozen_format format, int64_t rows, 
 
 // ---- Reading back ----
 
-// Returns an E4M3 code's value times `inverse`, its block's 1 / scale, a power of two or NaN. The code's bits, in an
-// fp32 number's place, are 2^-120 times the value, subnormals too. From 2^-126 up bf16 is exact.
+// Returns an E4M3 code's value times `inverse`, its block's 1 / scale, a power of two or NaN. The code's bits, moved to
+// where fp32 has sign, exponent and fraction, are 2^-120 times the value, subnormals too. From 2^-126 up bf16 is exact.
 HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
     const float value = float_from_bits(bits) * 0x1p120f * inverse;
@@ -121,7 +121,8 @@ DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
     __syncthreads();
 }
-// Loads the 4-bit codes of PACK elements, the first byte lowest. `codes` is the byte of an element that PACK divides.
+// Loads the 4-bit codes of PACK elements into one word, whose lowest byte is the first. `codes` is the byte of the
+// first element, whose number is a multiple of PACK.
 DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(codes, PACK / 2, false);

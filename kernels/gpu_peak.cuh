@@ -105,7 +105,7 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Returns the row of a GPU of this name and memory: of the editions of a name the smallest that has about as many bytes
+// Returns the row of a GPU of this name and memory: of several editions of a name the smallest that has about `bytes`
 // or more, or else the largest. Returns NULL where no row has the name, or the name is a slice's (MIG).
 static const struct gpu_peak *gpu_peak_find(const char *name, size_t bytes) {
     const struct gpu_peak *found = NULL;
@@ -127,7 +127,7 @@ static double gpu_peak_flops(const char *name, size_t bytes, bool with_bf16) {
     return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
 
-// Returns the rate, in 1e9 bytes a second each way, of pinned copies both ways at once. NVLink-C2C: 5/6 of its 450.
+// Returns the rate of pinned copies both ways at once, in 1e9 bytes a second each way. NVLink-C2C: 5/6 of its 450.
 static double gpu_link_gbps(enum gpu_link link) {
     switch (link) {
     case PCIE_3: return 11;

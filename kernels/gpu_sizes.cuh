@@ -59,8 +59,8 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs of rows of norm_backward, a block's each. Only the sizes decide, so that all GPUs give the same
-// bits: enough for 16 warps (32 at 512 threads a row) on GPU_SMS, but at most N / 16, or N / 4 if a row is a block's.
+// The number of runs that norm_backward cuts N rows into, a block each: as many as make 16 warps (32 at 512 threads a
+// row) on each of GPU_SMS, at most N / 16, or N / 4 if a row is a block's. Only sizes decide, so that GPUs' bits agree.
 static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -77,7 +77,7 @@ static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
 }
-// The number of runs of tokens of qk_norm_backward, a block's each; it depends only on the sizes.
+// The number of runs that qk_norm_backward cuts N tokens into, a block a run; it depends only on the sizes.
 static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
@@ -117,8 +117,8 @@ static inline void gpu_flash_unavailable_reason(char *reason, size_t size, struc
     else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
         snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
-// Whether unfused attention is predicted to be faster on a GPU than attention/sm80.cu, though it keeps T x T
-// probabilities: in fp32 where FMA units do more than a third of what tensor cores do with TF32, on 8.6, 8.9 and 12.x.
+// Whether unfused attention, with its T x T probabilities, is predicted to be faster on a GPU than attention/sm80.cu:
+// in fp32 on 8.6, 8.9 and 12.x, where FMA units do more than a third of what tensor cores do with TF32.
 static inline bool gpu_flash_is_slower(struct compute_capability gpu) {
     return sizeof(floatX) == 4 && ((gpu.major == 8 && (gpu.minor == 6 || gpu.minor == 9)) || gpu.major == 12);
 }

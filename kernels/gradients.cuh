@@ -13,9 +13,9 @@ struct gradient_check {
     int32_t finite;   // 1 where every loss and the norm are, and a target counted: there is an update
 };
 
-// Returns the check of gradients whose sum of squares is `squares`. They are of the losses' sum divided by `targets`,
-// but only `counted` targets have a loss: the mean loss's gradients are targets / counted times as large. grad_norm is
-// their norm. grad_scale turns the gradients into these, scaled down to norm `clip` (0: never) as
+// Returns the check of gradients whose sum of squares is `squares`. They are the gradients of the losses' sum divided
+// by `targets`. Only `counted` targets have a loss: the mean loss's gradients are targets / counted times as large, and
+// grad_norm is their norm. grad_scale turns the gradients into these, clipped to norm `clip` (0: never) as
 // torch.nn.utils.clip_grad_norm_ does, with 1e-6 against a norm of 0. With targets, but none counted, `finite` is 0.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
@@ -39,7 +39,7 @@ struct gradient_range {
 };
 size_t squares_of_ranges_workspace_bytes(int count, const struct device *dev);
 // Writes the partial sums of squares of x, FORMAT_FP32 or FORMAT_BF16, over ranges[first] to ranges[end - 1], in one
-// launch, into the workspace of all `count` ranges. Several calls may share the ranges, as they become complete.
+// launch, into the workspace of all `count` ranges. Several calls may take some ranges each, as these become complete.
 void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                        const struct gradient_range *ranges, // (count), in the device's memory
                        int first, int end, struct device *dev);
@@ -48,7 +48,7 @@ void squares_of_ranges(void *workspace, const void *x, enum state_format format,
 void squares_total(double *total, // (1)
                    int count, void *workspace, struct device *dev);
 // store = in or, where `add`, store + in, summed in fp32: elements [begin, begin + n) of the flat buffers, any number
-// of tensors in one launch. begin, at store[0], is a multiple of STATE_BLOCK; gaps stay. FORMAT_BF16 is rounded
+// of tensors in one launch. store[0] is element begin, a multiple of STATE_BLOCK; gaps stay. FORMAT_BF16 is rounded
 // stochastically, by r, which tensor_rounding sets for each tensor. FORMAT_FP32 does not read r. NaN stays NaN.
 void add_gradients(void *store, // (n)
                    enum state_format format,

@@ -19,14 +19,14 @@ enum { LOSS_BLOCKS = 2 };
 #endif
 
 // Returns e^x for x <= 0, and 0 below -87, by the special function unit: the FMA units can't do two exponentials an
-// element in the time of its memory traffic. x is a difference, as scaling logit and shift apart would round each.
+// element in the time of its memory traffic. x is z - shift, not yet scaled: scaled apart, each would be rounded.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
 struct logit {
     float z, slope;
 };
-// Returns a logit's z, and as `slope` dz/dlogit / scale, which is 1 unless z is capped. With r = 1 / (e^2x + 1), tanh x
-// is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r). tanh.approx errs by 5e-4: at a softcap of 30, z by 0.02.
+// Returns a logit's z, and as `slope` dz/dlogit / scale, which is 1 unless z is capped. tanh x is 1 - 2r, r = 1 / (e^2x
+// + 1), to about 2e-7, and its derivative 4r (1 - r). tanh.approx would err by 5e-4: at a softcap of 30, z by 0.02.
 template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(float logit, struct logit_transform t) {
     struct logit result = {logit, 1};
     if (KIND == LOGITS_SCALED)
@@ -49,6 +49,7 @@ DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {
     return result;
 }
 
+// Returns the row's sum as it is with another shift.
 DEVICE_FUNCTION float softmax_rescaled_sum(struct softmax_row row, float shift) {
     return row.sum * loss_exp(row.shift - shift);
 }
@@ -327,9 +328,9 @@ static inline float logits_largest(const floatX *x, int n) {
     return result;
 }
 
-// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the first block's maximum, but
-// finite, so that -infinity adds 0. It moves only when a later block's sum is too large: so sum is between 1 and 1e15 *
-// blocks, and any z that counts is far above shift - 87, where exponentials become 0. NaN or +infinity makes it NaN.
+// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the first block's largest z,
+// but finite, so that -infinity adds 0. It moves only if a later block's sum reaches 1e15: so sum is between 1 and 1e15
+// * blocks, and any z that counts is far above shift - 87, where exponentials become 0. NaN or +infinity makes it NaN.
 ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V, struct logit_transform t,
                                                     enum logit_kind kind) {
     struct softmax_row row = {-FLT_MAX, 0};

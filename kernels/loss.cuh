@@ -36,7 +36,7 @@ void losses_sum(struct loss_sum *total,
                 int64_t N, struct device *dev);
 
 // largest = 1 where the target's logit is the row's largest, and the first of several that are equal; else 0, also
-// where the target is below 0 or a logit is NaN. A transform grows with the logit, and so changes nothing.
+// where the target is below 0 or a logit is NaN. The logits need no transform, as it keeps their order.
 void targets_are_largest(int32_t *largest,       // (N)
                          const floatX *logits,   // (N, Vp)
                          const int32_t *targets, // (N), each below V

@@ -123,8 +123,8 @@ void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, co
     }
 }
 
-// Updates elements [first, last) of the flat buffers, of one matrix, to keep value - step factor. With `split` they
-// have a remainder, and words may be NULL; else words (last - first) are their random numbers, not read in fp32.
+// Updates flat elements [first, last) of one matrix: value = keep value - step factor. With `split` they have a
+// remainder, and words may be NULL. Else words (last - first) are their random numbers, which are not read in fp32.
 ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t first, int64_t last, float keep,
                                       float step, const uint32_t *words, bool split) {
     const int64_t at = first - r->begin, count = last - first;
@@ -140,8 +140,8 @@ ALWAYS_INLINE void muon_step_elements(const struct muon_step_range *r, int64_t f
             remainder[i] = split_low(value);
     }
 }
-// Updates the elements of [part, end) of the flat buffers that are in `matrices`. [part, end) is FLAT_PART elements at
-// most, of one tensor, whose factors f (muon_tensor_factors) and rounding (tensor_rounding) the caller gives.
+// Updates flat elements [part, end) as far as they are in `matrices`. They are at most FLAT_PART elements of one
+// tensor. f are this tensor's factors (muon_tensor_factors), and `rounding` is set to it (tensor_rounding).
 static inline void muon_step_part(const struct muon_step_range *r, int64_t part, int64_t end, struct muon_factors f,
                                   const struct flat_tensors *matrices, struct rounding rounding) {
     uint32_t words[FLAT_PART];

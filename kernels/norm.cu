@@ -188,13 +188,13 @@ size_t norm_backward_workspace_bytes(int64_t N, int C, const struct device *dev)
 enum { NORM_BACKWARD_PLACES = 6 };
 
 // Returns where in shared memory this thread's sums of dx's columns of pack j lie: after norm_groups_reduce's floats,
-// in fours NORM_THREADS * 16 bytes apart, so that a warp accesses neighboring 16 bytes. Only where a row is a warp's
-// are the sums here, as in registers they would leave room for one block, not two. Where a row is a block's they are in
-// registers, `held`; rows of any length (PACKS 0) have them in the run's row of dx_partial.
+// in fours NORM_THREADS * 16 bytes apart, so that a warp accesses neighboring 16 bytes. The sums are here only where a
+// row is a warp's: in registers they would leave room for one block, not two. Where a row is a block's they are in
+// registers, `held`. Where rows have any length (PACKS 0) they are in dx_partial, in the run's row.
 DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
-// Loads this thread's sums of dx's columns of pack j, at column c: from `held`, run (C) or shared memory, as above.
+// Loads this thread's sums of pack j, at column c, from `held`, run (C) or shared memory, as norm_dx_sums_shared says.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_floats *held, const float *run, int j, int c,
                                                        int C) {
@@ -213,7 +213,8 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// Does norm_backward but for the last addition, of each run's dweight and dbias, sums (runs, 2, C). 16 warps fit an SM.
+// Does norm_backward, but leaves each run's dweight and dbias in sums (runs, 2, C), for the caller to add up. A block
+// takes a run. 16 warps fit an SM.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))

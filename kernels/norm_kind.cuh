@@ -11,5 +11,5 @@ struct norm_options {
     uint32_t *amax; // (1) raised to the largest magnitude in forward's out or backward's dx (kernels/amax.cuh); or NULL
 };
 
-// Returns what a norm adds to each weight: 1, or -0.0, which changes no float, where 0.0 would make 0 of -0.
+// Returns what a norm adds to each weight: 1, or -0.0, which changes no float. Adding 0.0 would turn -0 into 0.
 HOST_DEVICE float norm_weight_offset(bool one_plus) { return one_plus ? 1.0f : -0.0f; }

@@ -44,8 +44,8 @@ DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const f
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
-// Replaces each x[k] by its sum over the row's threads. All lanes of the warp call, or for THREADS > 32 all threads of
-// the block: warps exchange sums in COUNT slots of THREADS / 32 shared floats, from `slot` on, free after a barrier.
+// Replaces each x[k] by its sum over the row's threads. All lanes of the warp call or, for THREADS > 32, all threads of
+// the block, which exchange sums in COUNT slots of THREADS / 32 shared floats, from `slot` on, free after a barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -97,7 +97,7 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 
 enum { NORM_REDUCE_THREADS = 1024 };
 // a (a_count) and b (b_count) = the sums of `sums` (runs, a_count + b_count) over the runs, or += them where `add`. a
-// or b may be NULL. A warp adds every 32nd run of 32 columns; warp 0 adds these up, by a shared float a thread.
+// or b may be NULL. A warp adds every 32nd run of 32 columns; warp 0 adds up the warps' sums, a shared float a thread.
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -158,7 +158,7 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
 }
 
 // to (C) = the runs' sums of columns, or += them where `add`. Does nothing where `to` is NULL. Runs begin `stride`
-// floats apart, a multiple of NORM_SUM_COLUMNS. Two cache lines are read at a time, as one would wait for each far run.
+// floats apart, a multiple of NORM_SUM_COLUMNS. Two cache lines of a run are read at a time, as runs lie far apart.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
     if (to == NULL)
         return;

@@ -102,7 +102,7 @@ DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t 
     return result;
 }
 
-// Returns dropout_scale(d, element + i), i < PACK: one evaluation of Philox for four, one more unless element % 4 is 0.
+// Returns dropout_scale(d, element + i), i < PACK. Evaluates Philox once for four, once more unless element % 4 is 0.
 DEVICE_FUNCTION struct packed_floats dropout_scales_packed(const struct dropout &d, uint64_t element) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint32_t step = (uint32_t)dropout_step(d), skip = (uint32_t)element % 4;

@@ -82,7 +82,7 @@ PTX_FUNCTION void cp_async_commit(void) {
     emu_commit_async();
 #endif
 }
-// Waits for all but this thread's latest PENDING groups, whose data other threads see after a barrier that follows.
+// Waits until all but the latest PENDING of this thread's groups are copied. Other threads see that after a barrier.
 template <int PENDING> PTX_FUNCTION void cp_async_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -296,9 +296,10 @@ static inline void mma_model(void *fragments) {
     }
 }
 #endif
-// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes call. 2t..: 2t, a word's lower half, and 2t + 1.
-// a: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g);
-// c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). g = lane / 4, t = lane % 4.
+// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16). All lanes call. A lane has these elements (row, column),
+// with g = lane / 4, t = lane % 4, where 2t.. stands for a word of two: 2t in its lower half, and 2t + 1.
+//   a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g)
+//   c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
 #if defined(__CUDACC__)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -147,7 +147,8 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Returns l2_evict_last's policy, made anew at each call. Backward would spill a kept one, forward at head dim 64 this.
+// Returns l2_evict_last's policy, made anew at each call, as attention's backward would spill a policy that is kept.
+// Attention's forward at head dim 64 would spill with new ones, and keeps one.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -182,7 +183,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to store a box, as tma_load_4d loads one, except past the tensor's ends. bulk_store's conditions hold here.
+// Begins to store a box where tma_load_4d loads one, but nothing past the tensor's ends. bulk_store's conditions hold.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -303,7 +304,7 @@ PTX_FUNCTION void async_proxy_fence_global(void) {
 // --- wgmma: by the 128 threads of a warpgroup ---------------------------------------------------------------------
 
 // Returns the descriptor by which wgmma reads an operand in shared memory. Leading and stride bytes are as in the PTX
-// ISA, and multiples of 16, as the address. swizzle: 0 is none, 1 128 bytes, 2 64, 3 32 (tensor maps count otherwise).
+// ISA; they and the address are multiples of 16. swizzle: 0 is none, 1 128 bytes, 2 64, 3 32 (not as in tensor maps).
 PTX_FUNCTION uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, int swizzle) {
     return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(leading_bytes >> 4 & 0x3fffu) << 16 |
            (uint64_t)(stride_bytes >> 4 & 0x3fffu) << 32 | (uint64_t)swizzle << 62;
@@ -449,7 +450,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 
 // --- Warp specialization ------------------------------------------------------------------------------------------
 
-// Waits until the block has enough left, then raises each thread's registers to REGISTERS. A whole warpgroup calls.
+// Raises each thread's registers to REGISTERS, once the block has enough left. All warps of a warpgroup call.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)

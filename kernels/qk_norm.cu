@@ -37,7 +37,7 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
-// Stores as row_store does; with PACKS of 1 to 7 by packed_store_unsplit, for which 8 packs leave too few registers.
+// Stores as row_store does, or by packed_store_unsplit for PACKS of 1 to 7. With 8 packs it leaves too few registers.
 template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0 && PACKS < 8)
         packed_store_unsplit(row + c, value);
@@ -108,7 +108,7 @@ DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_
     return packed_from_floats(x);
 }
 
-// Does qk_norm_forward. A thread past the last row has a row of no elements: its warp's rows need it in their sums.
+// Does qk_norm_forward. A thread past the last row takes an empty row, as the sums of its warp's rows need all lanes.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     qk_norm_forward_kernel(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
@@ -193,7 +193,7 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
 }
 
 // Does backward for the q or the k rows of `tokens` tokens, `count` rows of C elements each: d becomes dx, sums (C) =
-// their dweight. d, x and rstd start at the first row of whole tokens. All threads call. turn: 0 at the first call.
+// their dweight. d, x and rstd start at the first such row. All threads call. turn: row_sums' slot, at first 0.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -254,7 +254,7 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
 }
 
 // Does qk_norm_backward except for adding up the runs: sums (blocks, q_width + k_width) = dwq, dwk of each block's run.
-// Where a row takes a warp or less, two blocks run at a time: the compiler, left to itself, spills to fit three.
+// Where a row takes a warp or less, two blocks fit an SM; left to itself the compiler spills registers to fit three.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,

@@ -147,7 +147,7 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 #endif
 
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
-// Returns the counter's fourth word of a rounding: the second highest bit, its tensor and its use.
+// Returns the counter's fourth word for a rounding: the second highest bit, the tensor, and enum rounding_use.
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
 // Returns the random words of elements r.first + at to r.first + at + 3; `at` is a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {

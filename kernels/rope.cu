@@ -23,8 +23,9 @@ template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct p
     else
         packed_store_some(to, x, count);
 }
-// Rotates this thread's packs of pairs, in the first `heads` of row_heads heads of `rows` tokens. WHOLE: PACK divides
-// D/2, and the arrays are aligned to 16 bytes. Returns the largest fp8_magnitude stored, or read of v; 0 without AMAX.
+// Rotates this thread's pairs: one pack of pairs in each of ROPE_HEADS heads of one of `rows` tokens. Of a token's
+// row_heads heads the first `heads` are rotated. WHOLE: PACK divides D/2, and the arrays are aligned to 16 bytes. With
+// AMAX returns the largest fp8_magnitude that was stored, or read of v; else 0.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {

@@ -95,9 +95,10 @@ HOST_DEVICE float code_scale(uint32_t largest) {
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
-// Returns the index of the magnitude nearest to y >= 0 in code_magnitudes (n = 1, last = CODE_LAST) or
-// root_code_magnitudes (n = 2, last = ROOT_CODE_LAST); halfway, either. NaN, and y below half the first magnitude, give
-// 0. Arithmetic, unlike a search, vectorizes: decades meet one part of the lower decade above the power of ten.
+// Returns the index of the magnitude nearest to y >= 0: in code_magnitudes where n = 1 and last = CODE_LAST, in
+// root_code_magnitudes where n = 2 and last = ROOT_CODE_LAST. Halfway it returns either. NaN, and y below half the
+// first magnitude above 0, give 0. Arithmetic vectorizes, unlike a search. The border of two decades is one part of the
+// lower decade above the power of ten.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \

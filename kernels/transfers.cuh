@@ -69,7 +69,7 @@ struct transfers {
     double waited_s;
     bool open;
 };
-// Opens streams without priority: CUDA orders only kernels by it. Copy engines need no multiprocessor.
+// Opens a stream for each direction, without priority: by it CUDA orders only kernels, not copies.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev) {
     memset(t, 0, sizeof *t);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
@@ -99,7 +99,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
-// Adds a transfer's wait to waited_s, once, if both its events have happened; not to call while a graph is recorded.
+// Adds a transfer's wait to waited_s, once, if the wait is over. Must not be called while a graph is recorded.
 static void transfer_measure_wait(struct transfers *t, int direction, int event) {
     float milliseconds = 0;
     if (!t->reaching[direction][event])
@@ -135,7 +135,8 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event, or for a later one's that took its place. No event orders across recordings: aborts.
+// Waits for the transfer's event, or for a later transfer's event in its place. Aborts unless transfer and wait are in
+// the same recording, or in none: no event orders across recordings.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -176,7 +177,7 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
     }
     cuda_check(cudaEventDestroy(begin));
 }
-// Returns the event of a transfer, ticket > 0, for which other streams than the device's wait to read what it wrote.
+// Returns the event of a transfer, ticket > 0. Streams other than the device's wait for it to read what the copy wrote.
 static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
     return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
 }
@@ -206,7 +207,7 @@ static void transfers_postpone_copies(struct transfers *t, enum transfer_directi
 }
 static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
 
-// Copies now what has begun in this direction and is not copied yet, up to transfer `number`.
+// Makes the copies of this direction that have begun and are not made yet, up to transfer `number`.
 static void transfers_copy_until(struct transfers *t, enum transfer_direction direction, uint64_t number) {
     while (t->copied[direction] < number) {
         const struct transfer_copy *copy = &t->copies[direction][++t->copied[direction] % TRANSFER_EVENTS];
@@ -221,7 +222,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
 #ifndef TRANSFER_CLOCK_S // a test has a clock that other processes' work does not advance
 #define TRANSFER_CLOCK_S deadline_clock_s
 #define TRANSFER_SLEEP_UNTIL transfer_sleep_until
-// Sleeps until deadline_clock_s() is at_s. Spins at the end, as a sleep is up to 0.1 ms late, megabytes of a bus.
+// Sleeps until deadline_clock_s() is at_s. Spins at the end: a sleep ends up to 0.1 ms late, megabytes on a bus.
 static void transfer_sleep_until(double at_s) {
     const double spun_s = 2e-4;
     for (double left_s; (left_s = at_s - deadline_clock_s()) > 0;)

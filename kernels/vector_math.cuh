@@ -87,8 +87,9 @@ HOST_DEVICE float vector_tanhf(float x) {
     return size < 0.55f ? below : with_sign;
 }
 
-// Computes sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1: the turn is cut at odd eighths, and in each quarter the two are
-// polynomials of 2 pi f, |f| <= 1/8 (exact in fp32), that swap places and signs. Off by at most 1.5e-7.
+// Computes sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1, off by at most 1.5e-7. The turn is cut at odd eighths into
+// quarters. In each quarter sine and cosine are polynomials of 2 pi f, where f is u less the middle of the quarter, |f|
+// <= 1/8, exact in fp32. Which is which, and with which sign, depends on the quarter.
 HOST_DEVICE void vector_sincos_turn(float *sine, float *cosine, float u) {
     const float shifted = 4.0f * u + ROUNDING_MAGIC;
     const uint32_t quarter = float_bits(shifted);

@@ -100,8 +100,8 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
 #endif
 
 enum { EXP2_VECS = 4 };
-// x[i] = 2^x[i], x[i] <= 127, to 2e-7 relative; 0 from 2^-126.5 down; NaN stays. x = n + f, |f| <= 1/2. 2^f is a
-// polynomial of degree 5 with p(0) = 1, minimax in the relative error (9.2e-8), by Lawson's iteration. Adding 1.5 *
+// x[i] = 2^x[i] for x[i] <= 127, to 2e-7 relative; 0 from 2^-126.5 down; NaN stays. With x = n + f, |f| <= 1/2, 2^f is
+// a polynomial of degree 5 with p(0) = 1, minimax in the relative error (9.2e-8), by Lawson's iteration. Adding 1.5 *
 // 2^23 + 127 leaves n + 127 in the last bits, for the exponent field: n = -127 makes the factor 0. Four vectors go step
 // by step, as one vector's steps are a chain of 12 dependent operations, too long for a core's scheduler.
 static inline void vec_exp2(vec x[EXP2_VECS]) {
@@ -132,16 +132,16 @@ static inline vec vec_tanh(vec x) {
     return vec_min(vec_set(1.0f), vec_max(vec_set(-1.0f), x * p / q));
 }
 
-// Rounds to bf16, to nearest, ties to even: in the upper half of each word; the lower half holds leftovers. A quiet NaN
-// stays one unless the top 8 bits of its fraction are all ones, which arithmetic makes of no bf16.
+// Rounds to bf16, to nearest, ties to even, in the upper half of each word; the lower half holds leftovers. A quiet NaN
+// stays one unless the top 8 bits of its fraction are all ones, which arithmetic on bf16 never gives.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;
     return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
 #if defined(__AVX512BF16__)
-// Stores x0 and x1 as bf16: in pairs (LANES) as VNNI pairs, x0[i] in the low half, and in row0 (LANES) and row1
-// (LANES). pairs may be NULL, and so may row0 with row1. Addresses are aligned to what is stored there.
+// Stores x0 and x1 as bf16: as VNNI pairs, x0[i] in the low half, in pairs (LANES), and as rows in row0 and row1 (LANES
+// each). pairs may be NULL, and so may row0 with row1. Addresses are aligned to what is stored there.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {

@@ -80,7 +80,8 @@ static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, which it adds while recording. Aborts past the last. Ends the program without memory.
+// Returns the segment at hand, which it adds to the list while recording. Aborts where the recorded list has no more.
+// Ends the program if memory runs out.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_abort("recorded work is enqueued again with more segments than were recorded");
@@ -94,7 +95,7 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
-// Enqueues the graph of the segment at hand, made first while recording; goes on to the next. Fails as segments_cut.
+// Enqueues the graph of the segment at hand, which a recording makes first; goes on to the next. Fails as segments_cut.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {
