@@ -119,8 +119,8 @@ ALWAYS_INLINE void adamw_update_part(struct adamw_part part, int count, struct a
     }
 }
 // Updates r's elements [at, at + count) by their tensor's f and rounding. at % STATE_BLOCK = 0, count <= FLAT_PART.
-static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
-                               struct rounding rounding) {
+static inline void adamw_tensor_part(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
+                                     struct rounding rounding) {
     float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];
     uint32_t words[FLAT_PART];
     void *g_blocks = state_at((void *)r->grads, r->grads_format, at);
@@ -144,8 +144,8 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
     else
         adamw_update_part(part, count, f, false, false);
     if (!narrow) {
-        state_encode_part(m_blocks, r->m_format, m_room, count, NULL);
-        state_encode_part(v_blocks, r->v_format, v_room, count, words);
+        state_encode_decoded(m_blocks, r->m_format, m_room, count, NULL);
+        state_encode_decoded(v_blocks, r->v_format, v_room, count, words);
     }
 }
 // Updates r's [begin, end), at most FLAT_PART elements, if `finite`, and merges amaxes in any case. f is the step's.
@@ -157,8 +157,8 @@ static inline void adamw_part_of_range(const struct adamw_range *r, const struct
         const struct flat_tensor *t = &tensors->rows[row];
         const int64_t at = first - r->begin;
         if (finite)
-            adamw_block(r, at, (int)(last - first), adamw_tensor_factors(f, t),
-                        tensor_rounding(rounding, *t, row, r->begin));
+            adamw_tensor_part(r, at, (int)(last - first), adamw_tensor_factors(f, t),
+                              tensor_rounding(rounding, *t, row, r->begin));
         amax_merge_elements(t->amax, r->params + at, last - first);
     }
 }

@@ -113,8 +113,8 @@ static inline float *state_decoded(void *blocks, enum state_format format, float
 }
 // Encodes room (count) into `blocks`; does nothing for FORMAT_FP32, which is updated where it lies. Rounds bf16 by the
 // upper halves of words (count); to nearest where words is NULL.
-static inline void state_encode_part(void *blocks, enum state_format format, const float *room, int count,
-                                     const uint32_t *words) {
+static inline void state_encode_decoded(void *blocks, enum state_format format, const float *room, int count,
+                                        const uint32_t *words) {
     if (format == FORMAT_FP32)
         return;
     if (format == FORMAT_BF16 && words) {

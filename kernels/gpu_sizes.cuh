@@ -78,13 +78,13 @@ static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
     return chunks < most ? chunks : most;
 }
 // The number of runs that qk_norm_backward cuts N tokens into, a block a run; it depends only on the sizes.
-static inline int64_t gpu_qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
+static inline int64_t gpu_qk_norm_backward_num_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * GPU_SMS, runs = (N + 3) / 4;
     return runs < most ? runs : most;
 }
 static inline size_t gpu_qk_norm_backward_bytes(int64_t N, struct qk_norm_shape shape) {
     const struct qk_rows rows = qk_rows_of(shape);
-    return (size_t)gpu_qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
+    return (size_t)gpu_qk_norm_backward_num_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
 }
 
 // ---- embedding and gradients ----

@@ -105,7 +105,7 @@ static inline void muon_momentum_part(const struct muon_momentum_range *r, int64
         m[i] = muon_momentum_element(m[i], g[i] * scale, mu, rest, nesterov, &u);
         update[i] = to_floatX(u);
     }
-    state_encode_part(blocks, r->format, m_room, count, NULL);
+    state_encode_decoded(blocks, r->format, m_room, count, NULL);
 }
 void muon_momentum(struct muon_momentum_range r, struct flat_tensors tensors, const struct gradient_check *check,
                    struct device *dev) {

@@ -18,7 +18,7 @@ void newton_schulz_normalize(floatX *x, const double *squares, double divisor, i
            n);
 }
 
-static __global__ void newton_schulz_narrow_kernel(floatX *out, const float *in, int64_t n) {
+static __global__ void newton_schulz_round_kernel(floatX *out, const float *in, int64_t n) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
     const four<float> y = four_load(in + at, count);
@@ -28,7 +28,7 @@ static __global__ void newton_schulz_narrow_kernel(floatX *out, const float *in,
     four_store(out + at, rounded, count);
 }
 void newton_schulz_round(floatX *out, const float *in, int64_t n, struct device *dev) {
-    LAUNCH(dev, newton_schulz_narrow_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
+    LAUNCH(dev, newton_schulz_round_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
 }
 
 static __global__ void newton_schulz_polynomial_kernel(floatX *square, const floatX *gram, float a, float b, float c,

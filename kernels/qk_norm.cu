@@ -276,7 +276,7 @@ void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, c
                       struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
     const void *arrays[] = {dqkv, qkv, wq, wk, workspace};
-    const int64_t runs = gpu_qk_norm_backward_runs(N, shape);
+    const int64_t runs = gpu_qk_norm_backward_num_runs(N, shape);
     const float offset = norm_weight_offset(shape.one_plus);
     float *sums = (float *)workspace; // (runs, q_width + k_width)
 #define QK_BACKWARD(threads, packs)                                                                                    \

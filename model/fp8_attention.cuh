@@ -63,8 +63,8 @@ static floatX *qkv_destination(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_destination's values to FP8 in a new phase, if the layer's attention is in FP8 and at.produce has its input.
-// In PASS_TRAIN also takes their amaxes.
+// Casts qkv_destination's values to FP8 in a new phase, if the layer's attention is in FP8 and at.produce has its
+// input. In PASS_TRAIN also takes their amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
