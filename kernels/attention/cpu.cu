@@ -408,9 +408,9 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
 
 // Computes dQ of one segment of a KV head. Leaves dK, without the scale, and dV of the panels that the segment visits
 // in `sums`, (2, panels, steps) blocks, and other panels of `sums` as they were.
-static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
-                                const float *lse, const struct flash *f, const struct flash_cuts *cuts, int64_t kv_head,
-                                int segment, int64_t place) {
+static void flash_backward_segment(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
+                                   const float *lse, const struct flash *f, const struct flash_cuts *cuts,
+                                   int64_t kv_head, int segment, int64_t place) {
     const int b = (int)(kv_head / f->Hkv), first_head = (int)(kv_head % f->Hkv) * f->group;
     const int begin = flash_segment_begin(cuts, b, segment), end = flash_segment_begin(cuts, b, segment + 1);
     float *dk = sums, *dv = dk + (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
@@ -459,8 +459,8 @@ void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const f
             float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
             for (int panel = 0; whole && panel < f.panels; panel++)
                 flash_pack(&f, qkv, kv_head, panel, place, true);
-            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, &cuts, kv_head, (int)(unit % segments),
-                                place);
+            flash_backward_segment(dqkv, unit_sums, dout, qkv, out, lse, &f, &cuts, kv_head, (int)(unit % segments),
+                                   place);
             for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
                 flash_write_panel(dqkv, unit_sums, &f, &cuts, kv_head, panel);
         }

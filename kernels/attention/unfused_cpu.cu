@@ -48,7 +48,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
-static inline size_t unfused_slot_rows_bytes(const struct unfused *u) {
+static inline size_t unfused_slots_bytes(const struct unfused *u) {
     return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
 // The number of rows or columns of a strip or panel that lie before T.
@@ -216,7 +216,7 @@ size_t unfused_forward_workspace_bytes(struct attention_shape shape, const struc
         return 0;
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
-    return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slot_rows_bytes(&u);
+    return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_slots_bytes(&u);
 }
 
 // Packs `heads` heads of all tokens as right operands, in x, and transposed, in `transposed`. Either may be NULL.
@@ -371,7 +371,7 @@ size_t unfused_backward_workspace_bytes(struct attention_shape shape, const stru
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none, NULL);
     return unfused_matrix_bytes(shape) + (shape.softcap > 0 ? 3 : 2) * unfused_packed_bytes(&u, u.Hkv) +
-           2 * unfused_packed_bytes(&u, u.H) + unfused_slot_rows_bytes(&u);
+           2 * unfused_packed_bytes(&u, u.H) + unfused_slots_bytes(&u);
 }
 
 void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
@@ -385,7 +385,7 @@ void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const
     u.dout = u.q + unfused_packed_bytes(&u, u.H);
     u.rows = (float *)(u.dout + unfused_packed_bytes(&u, u.H));
     if (shape.softcap > 0)
-        u.score_k = (char *)u.rows + unfused_slot_rows_bytes(&u);
+        u.score_k = (char *)u.rows + unfused_slots_bytes(&u);
     unfused_pack(&u, u.k, u.score_k, qkv + (int64_t)u.H * u.D, u.qkv_stride, u.Hkv);
     unfused_pack(&u, NULL, u.v, qkv + (int64_t)(u.H + u.Hkv) * u.D, u.qkv_stride, u.Hkv);
     unfused_pack(&u, u.q, NULL, qkv, u.qkv_stride, u.H);

@@ -267,14 +267,16 @@ bool fused_takes(struct attention_shape shape, struct device *dev) {
 // ---- calls ----
 
 // The number of bytes of one fp32 number a row: the workspace's first part, before dQ's sum and cuDNN's own part.
-static size_t fused_rows_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
+static size_t fused_row_numbers_bytes(const struct fused_key *k) { return fused_sums_bytes(k->B, k->heads, k->T); }
 // The number of bytes of dQ's fp32 sum in memory; 0 for forward, and for FUSED_SUM_NONE, which has none.
 static size_t fused_dq_sum_bytes(const struct fused_key *k) {
     const bool sums = k->backward && k->order != FUSED_SUM_NONE;
     return sums ? fused_rounded((size_t)(k->B * k->heads * k->T * k->head_dim) * sizeof(float)) : 0;
 }
 // The number of bytes of the workspace before cuDNN's own part.
-static size_t fused_scratch_bytes(const struct fused_key *k) { return fused_rows_bytes(k) + fused_dq_sum_bytes(k); }
+static size_t fused_scratch_bytes(const struct fused_key *k) {
+    return fused_row_numbers_bytes(k) + fused_dq_sum_bytes(k);
+}
 
 size_t fused_workspace_bytes(const struct fused_key *k, struct device *dev) {
     const struct fused_plan *p = fused_plan_for(fused_library_of(dev), k);
@@ -401,7 +403,7 @@ void fused_backward_by(enum fused_order order,
     const struct fused_key key = fused_key_of(shape, true, order);
     const struct fused_plan *p = fused_plan_to_run(library, &key);
     struct fused_call call = fused_call_with(library, shape, qkv);
-    char *dq_sum = (char *)workspace + fused_rows_bytes(&key);
+    char *dq_sum = (char *)workspace + fused_row_numbers_bytes(&key);
     floatX *dk = dqkv + key.heads * key.head_dim;
     call.tensors[FUSED_OUT] = out;
     call.tensors[FUSED_LSE] = lse;

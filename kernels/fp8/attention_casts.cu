@@ -100,10 +100,10 @@ static void read_back_runs(floatX *out, const fp8 *codes, const struct packed_ru
     LAUNCH(dev, fp8_read_back_kernel, cast_blocks(runs->rows * runs->ends[RUNS - 1]), THREADS, 0, out, codes, *runs);
 }
 
-struct settled_scales {
+struct scales_to_set {
     struct fp8_scale *scales[FP8_ATTENTION_TENSORS];
 };
-static __global__ void fp8_attention_settle_kernel(const struct settled_scales all, int count, enum fp8_format format) {
+static __global__ void fp8_set_scales_kernel(const struct scales_to_set all, int count, enum fp8_format format) {
     const int i = (int)threadIdx.x;
     if (i >= count)
         return;
@@ -112,10 +112,10 @@ static __global__ void fp8_attention_settle_kernel(const struct settled_scales a
     all.scales[i]->inverse = 1.0f / scale;
 }
 void fp8_set_scales(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev) {
-    struct settled_scales all;
+    struct scales_to_set all;
     memset(&all, 0, sizeof all);
     memcpy(all.scales, scales, (size_t)count * sizeof *scales);
-    LAUNCH(dev, fp8_attention_settle_kernel, 1u, 32, 0, all, count, format);
+    LAUNCH(dev, fp8_set_scales_kernel, 1u, 32, 0, all, count, format);
 }
 
 static __global__ void fp8_attention_scale_lse_kernel(float *out, const float *lse, float factor, int64_t n) {

@@ -116,7 +116,7 @@ static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, 
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
     return c->qkv8 + ((int64_t)b * c->f.shape.T + t) * c->f.qkv_stride + (int64_t)head * c->f.D;
 }
-static int64_t index_of_head(const struct fp8_flash *c, int b, int t, int h) {
+static int64_t out_index(const struct fp8_flash *c, int b, int t, int h) {
     return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
 }
 // Packs one panel at `place`: its K and V^T or, for backward, its K, K^T and V. kv_head is b * Hkv + head.
@@ -221,7 +221,7 @@ static void write_strip(const struct fp8_flash *c, const float *sums, int b, int
         block_transpose(block, sums + s * BLOCK_ELEMENTS, BLOCK);
         for (int q = 0; q < count; q++)
             for (int d = 0; d < columns; d += LANES) {
-                const int64_t at = index_of_head(c, b, strip * BLOCK + q, h) + s * BLOCK + d;
+                const int64_t at = out_index(c, b, strip * BLOCK + q, h) + s * BLOCK + d;
                 const vec x = vec_load(block + q * BLOCK + d) * factor;
                 if (c->a.outputs_in_fp8)
                     largest = vec_larger_bits(largest, (vec_words)x & 0x7fffffffu);
@@ -237,8 +237,7 @@ static void write_strip(const struct fp8_flash *c, const float *sums, int b, int
     if (c->a.outputs_in_fp8)
         merge_lanes(&c->a.out->amax, largest);
     else
-        amax_merge_rows(&c->a.out->amax, c->to + index_of_head(c, b, strip * BLOCK, h), (int64_t)f->H * f->D, count,
-                        f->D);
+        amax_merge_rows(&c->a.out->amax, c->to + out_index(c, b, strip * BLOCK, h), (int64_t)f->H * f->D, count, f->D);
 }
 // Computes O and lse of one strip of queries of one head. place: where the strip's KV head is packed.
 ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp8_flash *c, int b, int h, int strip,
@@ -360,7 +359,7 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_que
     const int64_t stride = (int64_t)f->H * f->D;
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
-        const int64_t row = index_of_head(c, b, t, h);
+        const int64_t row = out_index(c, b, t, h);
         decode_rows(q_rows, FP8_E4M3, codes_of_head(c, b, t, h), f->qkv_stride, count, f->D);
         decode_rows(dout_rows, c->a.gradients, c->dout8 + row, stride, count, f->D);
         decode_rows(out_rows, FP8_E4M3, c->out8 + row, stride, count, f->D);
@@ -535,8 +534,8 @@ static void write_panel(const struct fp8_flash *c, const float *sums, const stru
     }
 }
 // Computes dQ of one segment of a KV head, as c->run says. dK and dV stay in `sums`, (2, panels, steps) blocks.
-static void backward_unit(const struct fp8_flash *c, float *sums, const struct flash_cuts *cuts, int64_t kv_head,
-                          int segment, int64_t place) {
+static void backward_segment(const struct fp8_flash *c, float *sums, const struct flash_cuts *cuts, int64_t kv_head,
+                             int segment, int64_t place) {
     const struct flash *f = &c->f;
     const int b = (int)(kv_head / f->Hkv), first_head = (int)(kv_head % f->Hkv) * f->group;
     const int begin = flash_segment_begin(cuts, b, segment), end = flash_segment_begin(cuts, b, segment + 1);
@@ -569,7 +568,7 @@ static void backward_run(const struct fp8_flash *c, float *sums) {
             float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
             for (int panel = 0; whole && panel < f->panels; panel++)
                 pack_panel(c, kv_head, panel, place, true);
-            backward_unit(c, unit_sums, &cuts, kv_head, (int)(unit % segments), place);
+            backward_segment(c, unit_sums, &cuts, kv_head, (int)(unit % segments), place);
             for (int panel = 0; writes && segments == 1 && panel < f->panels; panel++) // while the sums are cached
                 write_panel(c, unit_sums, &cuts, kv_head, panel);
         }

@@ -70,7 +70,7 @@ DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOC
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
 DEVICE_FUNCTION int fp8_blocks_column(int word) { return word / 4 % 16 * 8 + word / (FP8_BLOCK / 2) * 4 + word % 4; }
 // Stores x, the columns of group lane % 16, in the warp's line of `to` (warps, 128). Lanes l and l + 16 have equal x.
-DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
+DEVICE_FUNCTION void fp8_blocks_store_column_words(uint32_t to, const float x[FP8_BLOCKS_EACH]) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const bool upper = lane >= FP8_BLOCKS_LANES;
     struct float_x4 four;
@@ -88,7 +88,7 @@ DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blo
         EACH_FP8(r) sums[i] += to_float(rows[r].x[i]);
         sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], FP8_BLOCKS_LANES);
     }
-    fp8_blocks_store_columns(shared + FP8_BLOCKS_SUMS, sums);
+    fp8_blocks_store_column_words(shared + FP8_BLOCKS_SUMS, sums);
 }
 // Stores in shared memory, from FP8_BLOCKS_AMAXES on, the columns' amaxes over the warp's 16 rows. All lanes call.
 DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
@@ -99,7 +99,7 @@ DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_b
         amax = amax_larger(amax, __shfl_xor_sync(0xffffffffu, amax, FP8_BLOCKS_LANES));
         memcpy(&amaxes[i], &amax, sizeof amax);
     }
-    fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
+    fp8_blocks_store_column_words(shared + FP8_BLOCKS_AMAXES, amaxes);
 }
 // Returns the sum of column fp8_blocks_column(threadIdx.x) over the warps. Threads below 128 call, after a barrier.
 DEVICE_FUNCTION float fp8_blocks_column_sum(uint32_t shared) {

@@ -152,7 +152,7 @@ static void tiles_pack_panel(bf16 *tiles, int64_t line_stride, const struct tile
 // ---- the inner loop ----
 
 // Cache lines to prefetch, `stride` bytes apart, a few at each step: more would hold up the inner loop's own loads.
-struct tiles_lines {
+struct tiles_cache_lines {
     const char *at;
     size_t stride;
     int left, per_step;
@@ -161,10 +161,10 @@ struct tiles_ahead {
     const char *a; // one line of each of a_rows rows at each step: a part of the next slice of A
     size_t a_stride;
     int a_rows;
-    struct tiles_lines c;      // of the fp32 blocks of the next row
-    struct tiles_lines target; // where this block will be written
+    struct tiles_cache_lines c;      // of the fp32 blocks of the next row
+    struct tiles_cache_lines target; // where this block will be written
 };
-static inline void tiles_prefetch_lines(struct tiles_lines *x) {
+static inline void tiles_prefetch_lines(struct tiles_cache_lines *x) {
     for (int i = 0; i < x->per_step && x->left > 0; i++, x->left--) {
         __builtin_prefetch(x->at, 0, 2);
         x->at += x->stride;
@@ -375,13 +375,13 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
     return room;
 }
 // Returns the lines of the output's block at element (row, col) that slice `slice` of `slices` prefetches in `steps`.
-static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
-                                                    int64_t slice, int64_t slices, int64_t steps) {
+static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
+                                                          int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
     const int64_t ld = o->ld, element = o->sum ? sizeof *o->sum : sizeof *o->out;
     const int64_t first = (transposed ? col : row) + TILES_BLOCK * slice / slices, across = transposed ? row : col;
     const int64_t down = TILES_BLOCK * (slice + 1) / slices - TILES_BLOCK * slice / slices;
-    struct tiles_lines lines;
+    struct tiles_cache_lines lines;
     lines.at = (const char *)((uintptr_t)(o->sum ? (const void *)o->sum : (const void *)o->out) +
                               (uintptr_t)((first * ld + across) * element));
     lines.stride = (size_t)(ld * element);
@@ -391,10 +391,10 @@ static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o
 }
 
 // Returns the lines of an fp32 block of C that slice `slice` of `slices` of the depth prefetches, in `steps` steps.
-static inline struct tiles_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
+static inline struct tiles_cache_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
-    const struct tiles_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
-                                      (int)tiles_divide(end - first, steps)};
+    const struct tiles_cache_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
+                                            (int)tiles_divide(end - first, steps)};
     return lines;
 }
 
