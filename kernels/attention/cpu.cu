@@ -33,9 +33,9 @@ struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
 
-// Turns scores of `panels` blocks into P^T = 2^(scale S^T - m), and brings m and l in *strip up to date. rescale (32) =
-// 2^(old m - new m), by which the caller must multiply O^T. Dropout's factors, unless NULL, multiply P^T but not l. In
-// fp32 p is `scores`, overwritten; in bf16 it gets right operands.
+// Turns scores of `panels` blocks into P^T = 2^(scale S^T - m), and brings m and l in *strip up to date. Sets rescale
+// (32) to 2^(old m - new m), by which the caller must multiply O^T. Dropout's factors, unless NULL, multiply P^T but
+// not l. In fp32 p is `scores`, overwritten; in bf16 it is a buffer of its own, for right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -300,8 +300,9 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
     }
 }
 
-// Computes a panel's dK and dV from the strips of a tile that see it, and adds them to dk and dv, (steps) blocks each,
-// or where `fresh` overwrites these. Leaves dS^T in g->ds, at `slot` of each strip. all_factors: dropout's, as g->ds.
+// Computes a panel's dK and dV from the strips of a tile that see the panel, and adds them to dk and dv, (steps) blocks
+// each, or where `fresh` overwrites these. Leaves a strip's dS^T in g->ds, in block `slot` of the strip's FLASH_PANELS.
+// all_factors holds dropout's factors, laid out as g->ds.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const float *all_factors,
                                         const struct flash_sight *sight, const struct flash *f, int64_t place,
@@ -375,8 +376,8 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
-// Writes a panel's dK, with the scale, and dV. They are added up from sums, (segments, 2, panels, steps) blocks, of the
-// segments that visited the panel. Merges their amax.
+// Writes a panel's dK, with the scale, and dV to dqkv, and merges their amax. These are summed from `sums`, (segments,
+// 2, panels, steps) blocks, over the segments that visited the panel.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
                               int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -407,7 +408,7 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
 }
 
 // Computes dQ of one segment of a KV head. Leaves dK, without the scale, and dV of the panels that the segment visits
-// in `sums`, (2, panels, steps) blocks, and other panels of `sums` as they were.
+// in `sums`, (2, panels, steps) blocks. Doesn't touch other panels of `sums`.
 static void flash_backward_segment(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
                                    const float *lse, const struct flash *f, const struct flash_cuts *cuts,
                                    int64_t kv_head, int segment, int64_t place) {
@@ -423,8 +424,8 @@ static void flash_backward_segment(floatX *dqkv, float *sums, const floatX *dout
     }
 }
 
-// Returns the bytes of packed K, K^T and V, 3/2 of forward's, plus 8 * B * Hkv * segments * roundup(T, 32) * roundup(D,
-// 32) for the units' sums; B * Hkv * segments is at most 31 + B * Hkv. For a planned GPU: gpu_sizes.cuh's.
+// Returns the bytes of packed K, K^T and V, 3/2 of forward's, and of the units' sums, 8 * B * Hkv * segments *
+// roundup(T, 32) * roundup(D, 32). B * Hkv * segments is at most 31 + B * Hkv. For a planned GPU: the GPU's bytes.
 size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct device *dev) {
     if (device_is_gpu(dev))
         return gpu_flash_backward_bytes(shape);

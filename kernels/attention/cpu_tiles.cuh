@@ -53,6 +53,7 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) {
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
+// The number of queries before T in `strips` strips from strip first_strip on.
 static inline int flash_queries_count(const struct flash *f, int first_strip, int strips) {
     const int rest = f->shape.T - first_strip * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
@@ -100,8 +101,8 @@ static double flash_effective_sequences(const struct flash *f) {
     return sum / most;
 }
 
-// Whether there are enough KV heads, about 4 a thread, for each thread to take whole heads and pack them, one after the
-// other, at a place of its own, which stays in its cache. Call this in the parallel region.
+// Whether each thread takes whole KV heads, and packs one after the other at a place of its own, which stays in its
+// cache. It does where there are enough heads, about 4 a thread. Call this in the parallel region.
 static inline bool flash_whole_heads(const struct flash *f) {
     return flash_effective_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
@@ -135,8 +136,8 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
 struct flash_panels {
     int begin, end;
 };
-// Returns which of the FLASH_PANELS panels from `group` on a strip sees; none where end <= begin. s is the strip's
-// number in its tile, `strip` its number in the sequence.
+// Returns which of the FLASH_PANELS panels from panel `group` on a strip sees; none where end <= begin. s is the
+// strip's number in its tile, `strip` its number in the sequence.
 static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
     struct flash_panels seen;
     seen.begin = group > sight->begin[s] ? group : sight->begin[s];
@@ -149,7 +150,8 @@ static inline void flash_mask_diagonal(float *scores) {
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
-// Sets the scores that a strip doesn't see to -inf in the block of S^T of a panel <= strip. s: the strip's in its tile.
+// Sets the scores that a strip doesn't see to -inf, in the block of S^T of a panel <= strip. s is the strip's number in
+// its tile, `strip` its number in the sequence.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         flash_mask_diagonal(scores);
@@ -241,8 +243,8 @@ ALWAYS_INLINE void flash_store_gradients(const enum block_layout layout, void *p
         }
     }
 }
-// Computes a panel's dK, without the scale, and dV from `depth` strips from strip `begin` on, and adds them to dk, dv,
-// (steps) blocks each, or where `fresh` overwrites these. slot: the panel's in g->ds; bf16 reads g->ds_left instead.
+// Adds a panel's dK, without the scale, and dV from `depth` strips from strip `begin` on to dk and dv, (steps) blocks
+// each; where `fresh`, overwrites. A strip's dS^T is in g->ds, in block `slot` of FLASH_PANELS; in bf16 in g->ds_left.
 ALWAYS_INLINE void flash_add_key_gradients(const enum block_layout layout, const struct flash *f, float *dk, float *dv,
                                            const struct flash_gradients *g, const struct flash_queries *queries,
                                            int slot, int begin, int depth, bool fresh) {

@@ -67,7 +67,8 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns a kernel's arguments, which are `any` with `spans` (NULL: none), and lets the kernel have its shared memory.
+// Returns a kernel's arguments: `any`, with these `spans`, which may be NULL. At a kernel's first use, also asks CUDA
+// to allow its shared memory.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -118,7 +119,8 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
-// Enqueues the instance for a softcap, or for spans with dropout. They are rare: every head is taken as padded.
+// Enqueues the instance for a softcap, or for spans with dropout. These are rare, so that there are instances only for
+// padded heads, which take any head.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)

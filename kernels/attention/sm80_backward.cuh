@@ -84,7 +84,8 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Computes lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row, for a.rows and `state` (0 past T).
+// Computes lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row on, 0 past T. Sets them in `state`
+// and, except past T, in a.rows.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -307,7 +308,8 @@ struct query_steps {
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
-// Starts copying a step's Q, dO and a.rows to `stage` in shared memory, 0 past T. All threads call; the caller commits.
+// Starts copying Q, dO and a.rows of a step, which is a tile of queries of one head, to `stage` in shared memory, with
+// 0 past T. All threads must call this; the caller commits.
 template <class plan>
 DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {
@@ -322,7 +324,7 @@ DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struc
                    a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
 }
 
-// Sets last_seen[m][half] to the last query that sees each of this lane's keys, less first_query and lane_column().
+// Sets last_seen[m][half] to the last query that sees that key of this lane, less first_query and lane_column().
 template <class plan>
 DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan::arguments &a, int64_t token,
                                   int first_key, int first_query) {

@@ -41,7 +41,8 @@ template <class plan> struct forward_state {
     uint32_t step; // of dropout
 };
 
-// Runs the online softmax: rescales o and sum, s = exp2((s - maximum) scale_log2), and adds this lane's s to sum.
+// Does one tile's step of the online softmax: raises the maximum, rescales o and sum to it, and turns s into exp2((s -
+// maximum) scale_log2). sum is of this lane's columns only; forward_finish adds up the lanes.
 template <class plan>
 DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct forward_state<plan> &state,
                                      float scale_log2) {
@@ -93,7 +94,7 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
-// Sets scores of keys before a row's first_key to -inf. token: the sequence's first row. The others are forward_mask's.
+// Sets scores of keys before a row's first_key to -inf. token: the sequence's first row; the rest as in forward_mask.
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {

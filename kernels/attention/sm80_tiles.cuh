@@ -32,16 +32,17 @@ struct flash_arguments {
 
 static constexpr bool FP32 = sizeof(floatX) == 4;
 
-// Returns threadIdx.x. With HIDDEN, in blocks of at most 256 threads in fp32, the compiler can't see where the value
-// comes from, and computes again for each tile what depends on it: cheap, while kept values take registers that
-// accumulators need. Which uses are hidden, and how far forward's loop over D is unrolled, is what makes ptxas of CUDA
-// 13.0 spill nothing in plain causal forward, and least elsewhere, on sm_80 and sm_90a; without it up to 120 bytes.
+// Returns threadIdx.x. With HIDDEN, which in fp32 needs blocks of at most 256 threads, the compiler can't see where the
+// value comes from. It then computes again for each tile what depends on it, and leaves registers to accumulators. The
+// uses to hide and the unrolling of forward's loop over D are chosen so that ptxas of CUDA 13.0 spills nothing in plain
+// causal forward, and least elsewhere, on sm_80 and sm_90a. Else it spills up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
 
-// Returns 0. With LATE, which needs count >= 0, the 0 is computed from count. So ptxas, which sees through
-// thread_index(), can't compute a sum with this 0, and spend a register on it, before count is known.
+// Returns 0. With LATE the 0 is computed from count, which must be >= 0, so that ptxas, which sees through
+// thread_index(), knows the value no earlier than count. Then no sum with this 0 can be computed, and spend a register,
+// before count is known.
 template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
     return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
@@ -133,7 +134,7 @@ template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
 }
 
 // Returns the address that this lane gives ldmatrix for 16 rows and two units at (row, column). origin is its address
-// at (0, 0). row must be a multiple of 8, so that the XOR has only the lane's part and a constant; column, of STEP.
+// at (0, 0). row must be a multiple of 8, column of STEP, so that the XOR has only the lane's part and a constant.
 template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row, int column) {
     constexpr int GROUP_COLUMNS = PACK * tile_layout<D>::GROUP;
     return (origin ^ (uint32_t)(column % GROUP_COLUMNS * ELEMENT)) +
@@ -160,7 +161,7 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_rows(uint3
 }
 
 // Starts copying ROWS rows of a head, from row `first` on, to a tile. Rows past T and columns past the head become
-// zeroes. matrix is the head in the sequence's first row; row_stride counts elements. All threads must call this; the
+// zeroes. matrix: the head in the sequence's first row; row_stride counts elements. All threads must call this; the
 // caller commits and waits. A thread's rows lie a multiple of 8 apart, so that it needs one offset plus constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const floatX *matrix, int row_stride, int first,
@@ -459,7 +460,7 @@ DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.sca
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
 // Whether scores are capped: never, whatever the plan, by a kernel with this type of arguments.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
-// Whether a FLASH_ANY kernel caps scores: always without dropout, since only a softcap asks for such an instance.
+// Whether a FLASH_ANY kernel caps scores. Without dropout it always does, as only a softcap asks for that instance.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
     return !plan::DROPOUT || a.cap_factor > 0;
 }
@@ -467,8 +468,8 @@ template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_argume
 DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
 // Returns the factor for capped_score(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
-// Returns tanh(x) of x = scale s / softcap. bf16 takes 1 - 2 / (e^2x + 1), to 1e-7: tanh.approx errs by 5e-4, 0.02 of a
-// score of 50. fp32 takes tanhf, as 1e-7 of a softcap of 50 is 5e-6 of P. s is q k, factor cap_factor()'s.
+// Returns tanh(x), x = scale s / softcap, where s is q k and factor is cap_factor()'s. bf16 takes 1 - 2 / (e^2x + 1),
+// to 1e-7: tanh.approx errs by 5e-4, 0.02 of a score of 50. fp32 takes tanhf: 1e-7 of a softcap of 50 is 5e-6 of P.
 DEVICE_FUNCTION float capped_score(float s, float factor) {
     if (FP32)
         return tanhf(s * factor);

@@ -74,7 +74,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts copying ROWS rows of a head from row `first` on to a tile. One thread calls, when `barrier` expects them.
+// Starts copying ROWS rows of a head from row `first` on to a tile. One thread calls, once `barrier` expects its bytes.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -100,8 +100,8 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
     }
 }
 
-// Starts copying this warp's 16 rows of a tile, where sm90_put_rows stored them, to global memory. first is the row of
-// the tile's first; `map` has boxes of 16 rows. One thread of the warp calls, after all have fenced, and commits.
+// Starts copying this warp's 16 rows of a tile, where sm90_put_rows stored them, to global memory. first: the tile's
+// first row in T; `map` has boxes of 16 rows. One thread of the warp calls, after all have fenced, and commits.
 template <int D>
 DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
     typedef sm90_layout<D> layout;
@@ -124,7 +124,7 @@ DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 
     return largest;
 }
 // Returns the bits of the largest magnitude in this lane's part of the warp's first `left` rows, where sm90_put_rows
-// stored them. amax_merge_warp joins the lanes. Taken from accumulators, amax made loops up to 7 % longer.
+// stored them. amax_merge_warp joins the lanes. Taking amax from accumulators made loops up to 7 % longer.
 template <int D> DEVICE_FUNCTION uint32_t sm90_amax_of_rows(uint32_t tile, int left) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, units = layout::SPAN / 16;
@@ -199,7 +199,7 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 // The number of heads side by side in a row of qkv: of q, k and v.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-// Ends the program where the kernels can't take the shape, full has a first_key, or a pointer is no multiple of 16.
+// Ends the program where the kernels can't take the shape, `full` has a first_key, or a pointer isn't aligned to 16.
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char reason[128];
     sm90_shape_unavailable_reason(reason, sizeof reason, shape);

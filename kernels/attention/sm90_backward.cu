@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
-// Starts copying a tile in boxes of `columns` columns. One thread calls, when `barrier` expects it. again: L2 keeps it.
+// Starts copying a tile in boxes of `columns` columns. One thread calls, once `barrier` expects it. again: L2 keeps it.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
                                       int head, int first, int b, bool again) {
@@ -209,6 +209,7 @@ DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint3
     const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
     return queries;
 }
+// Returns the pipeline of dO at a step.
 template <class plan>
 DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
     const sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, step};
@@ -244,7 +245,7 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const
         if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
-// Loads the lse or delta of this thread's columns if FIRST. Otherwise sm90_load_now loads each pair when it is wanted.
+// Loads the lse or delta of this thread's columns to `pairs`, with FIRST. Else sm90_load_now loads each pair when used.
 template <int N, bool FIRST> DEVICE_FUNCTION void sm90_load_first(float *pairs /*[N / 4]*/, uint32_t from) {
 #pragma unroll
     for (int n = 0; FIRST && n < N / 8; n++)
@@ -526,7 +527,7 @@ template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(u
             largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
     return largest;
 }
-// Returns where a.bias_partial has the D sums of a head of qkv (H + 2 Hkv) over a tile of plan::QUERIES rows.
+// Returns where in a.bias_partial the D column sums of a head of qkv (H + 2 Hkv) over a tile of plan::QUERIES rows lie.
 template <class plan>
 DEVICE_FUNCTION float *sm90_bias_at(const struct sm90_backward_arguments &a, int b, int tile, int head) {
     return a.bias_partial + (((int64_t)b * a.tiles + tile) * (a.H + 2 * a.Hkv) + head) * plan::D;
@@ -562,8 +563,9 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
         sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
     return sum;
 }
-// Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. The row of the tile
-// at the block's first key gets the sums, the row of a second tile gets zeroes. Overwrites dS. Both warpgroups call.
+// Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. That has a row of
+// sums for each tile of QUERIES rows: of a block of two tiles the first gets the sums, the second zeroes. Overwrites
+// dS. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -802,10 +804,9 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
         sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
 }
 // Writes dQ of one tile of a few heads, which share RoPE's angles: scales the sums, undoes RoPE if a.rotary is given,
-// and rounds. Rows pass through shared memory, for 16-byte writes. They are 16 bytes longer there, so that a quad's
-// words lie in different banks. A thread has both halves of a head's columns: where each half was one warpgroup's, the
-// first 128 threads take half of each warpgroup's quads, the last 128 the rest. AMAX: a.amax is given. Scratch for
-// sm90_sum_queries follows the rows: (SM90_QUERIES_THREADS / (D / 2), D) floats.
+// and rounds. AMAX: a.amax is given. Rows pass through shared memory, for 16-byte writes, and are 16 bytes longer
+// there, so that a quad's words lie in different banks. After them lie (SM90_QUERIES_THREADS / (D / 2), D) floats for
+// sm90_sum_queries.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -813,6 +814,8 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     constexpr int QUADS = plan::SPLIT_ROWS ? D / 16 : D / 32; // of a half, a thread
     const int tile = (int)blockIdx.x, first_head = (int)blockIdx.y * SM90_QUERIES_HEADS, b = (int)blockIdx.z;
     const int end_head = first_head + SM90_QUERIES_HEADS < a.H ? first_head + SM90_QUERIES_HEADS : a.H;
+    // A thread has both halves of a head's columns. Where each half was one warpgroup's, the first 128 threads take
+    // half of each warpgroup's quads, the last 128 the rest.
     const int w = (int)threadIdx.x / 128,
               first_quad = w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
     const int row = sm90_backward_row() + (plan::SPLIT_ROWS ? 64 * w : 0),

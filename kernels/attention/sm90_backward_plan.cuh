@@ -207,9 +207,9 @@ static_assert(sm90_backward_plan<128>::QUERIES == SM90_BACKWARD_QUERIES, "what p
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
 // Divides the blocks' work: sets a.blocks, section, gang and the divisors, from a.heads, a.Hkv and `keys`, a block's
-// keys. A gang is the blocks of a head that run at once. The smaller it is, the less its blocks wait for turns at dQ,
-// but the more of Q, dO and dQ lies between two blocks at one tile: 8 bytes for each element of a query head. So a
-// section has as many KV heads as the L2 cache holds or, if that is fewer, as make gangs of SM90_GANG.
+// keys. A gang is the blocks of a KV head that run at once. The smaller it is, the less its blocks wait for turns at
+// dQ, but the more of Q, dO and dQ, 8 bytes for each element of a query head, is used between two blocks' visits to a
+// tile. So a section has as many KV heads as the L2 cache holds or, if that is fewer, as make gangs of SM90_GANG.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
                                 int multiprocessors, double l2_bytes) {
     const int units = shape.B * shape.num_query_groups;

@@ -21,7 +21,8 @@
 enum { SM90_ORDER_THREADS = 256 };
 
 // Sorts the tiles of queries into a.order: first the tiles that see the most tiles of keys and, of equals, the last.
-// With sections, section by section, each sequence sorted apart. A thread places a tile of all heads, as neighbors.
+// With sections each sequence is sorted apart, and sections follow each other. A thread takes one tile of a sequence,
+// and gives all its heads neighboring entries.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -286,7 +287,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_round_p<plan>(state);
 }
 
-// Adds up the rows' sums, inverts them in `factor` and, unless a.lse is NULL, writes lse to base 2. head: b H + h.
+// Adds up the rows' sums, sets `factor` to their inverses and, unless a.lse is NULL, writes lse, base 2. head: b H + h.
 template <class plan>
 DEVICE_FUNCTION void sm90_finish_rows(struct sm90_forward_state<plan> &state, float scale_log2,
                                       const struct sm90_forward_arguments &a, int head, int first) {
@@ -318,7 +319,7 @@ DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, st
     c.p.v.use++;
 }
 
-// Waits until what this warp has stored last has left its shared memory.
+// Waits until the copy that this warp started last has read its shared memory.
 DEVICE_FUNCTION void sm90_await_store(void) {
     if (elect_one())
         bulk_wait_read<0>();
@@ -476,10 +477,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// The number of query heads of a section, in whole groups; 0: all heads at once. Where several query heads share a KV
-// head, their blocks read the same keys at about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128
-// keys and values of 128 columns takes a block 1.7 us: all blocks read 5 TB/s, from memory 5 TB/s over the heads of a
-// group. 4 heads are fed well. With fewer, keys and values stay in the L2 cache, beside Q and O, which pass through.
+// The number of query heads of a section, in whole groups; 0: all heads at once. At 650 TFLOP/s the blocks read keys
+// and values at 5 TB/s. The heads of a group read the same ones at about the same time, so that memory must only
+// deliver 5 TB/s divided by their number, which it can from 4 heads on. With fewer, a section has the heads whose keys
+// and values fit in the L2 cache, beside Q and O, which pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));

@@ -61,7 +61,8 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
-// Sets the members that divide rounds, from a.pairs to a.by_heads. Reads a.section_heads, heads, blocks and full.
+// Sets the members of `a`, pairs to by_heads, by which sm90_in_sections finds a round's tile. Reads a.section_heads,
+// heads, blocks and full.
 static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
     a.pairs = a.section_heads > 0 && !a.full;
@@ -83,10 +84,10 @@ DEVICE_FUNCTION int sm90_either(int mask, int a, int b) { return b ^ ((a ^ b) & 
 // Finds this block's tile of round tile.round. Sets tile.head, `block`, the tile's number in its head, and tile.round,
 // to the block's next round. Returns false, with these undefined, if no round from this one on has a tile. Sections of
 // heads follow each other; a head's last tile comes first. In a pair, an even round has the longer tile and the next
-// round the shorter: two tiles at the same distance from a head's ends or, at a section's end, two heads' middle ones.
-// There is no branch, after which ptxas would move all addresses to uniform registers again.
+// round the shorter: two tiles equally far from a head's ends or, at a section's end, two heads' middle tiles.
 DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block,
                                       const struct sm90_forward_arguments &a) {
+    // There is no branch, after which ptxas would move all addresses to uniform registers again.
     const int round = tile.round, item = round >> a.pairs, odd = round & a.pairs, backwards = -(item & a.turns_back);
     const int grid = (int)gridDim.x, place = (int)blockIdx.x;
     const int at = item * grid + sm90_either(backwards, grid - 1 - place, place);
@@ -111,7 +112,7 @@ DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct 
     tile.number++;
     return true;
 }
-// Returns the place before a block's first tile, from which sm90_forward_next goes on.
+// Returns a tile that stands before the block's first, from which sm90_forward_next goes on.
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;

@@ -12,8 +12,8 @@ static void attention_spans(int32_t *first_key,             // (B, T)
                             int window,                     // keys that a query sees, its own included; 0: all
                             int B, int T, struct device *dev);
 
-// Returns the first key, 0 to t, that query t sees. sequence is b T, the row of the sequence's first token.
-// document_starts (B, T) doesn't fall along T; NULL: 0. window: keys that a query sees, its own included; 0: all.
+// Returns the first key, 0 to t, that query t sees. sequence: b T, the row of the sequence's first token. Along T
+// document_starts (B, T) never falls; NULL: all 0. window: keys that a query sees, its own included; 0: all.
 HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
     const int document = document_starts ? document_starts[sequence + t] : 0;
     return window > 0 && t - window + 1 > document ? t - window + 1 : document;

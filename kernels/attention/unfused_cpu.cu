@@ -84,7 +84,7 @@ static inline int unfused_end(int last, int panel) {
     return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
 }
 
-// block = the block (strip, panel) of a stored (B, H, T, T) matrix, 0 past T, after dropout where `dropped`.
+// block = the block (strip, panel) of a head's (T, T) in `matrix`, 0 past T, and with dropout where `dropped`.
 static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip,
                           int panel, bool dropped) {
     const int columns = unfused_count(u, panel);

@@ -115,7 +115,7 @@ DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int fi
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
     return u.shape.last_query[b * u.T + last_key] + 1;
 }
-// Turns products of queries and keys into scores / unfused_factor(): by tanh if UNFUSED_CAPPED, else leaves them.
+// Caps products of queries and keys by tanh if UNFUSED_CAPPED. unfused_factor() times the result is the score.
 template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct unfused &u, struct tile *s) {
     if (SCORES == UNFUSED_CAPPED)
         for (int i = 0; i < 4; i++)
@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
 }
 
 // out[query] = scale * the sum of matrix[query][key] x[key] over the keys that the query sees: O from P and V, dQ from
-// dS and K. matrix has all heads; x is qkv from its first K or V head on. Unbounded, ptxas spills for sm_86, sm_89.
+// dS and K. matrix has all heads; x is qkv from its first K or V head on. Without the 3 ptxas spills for sm_86, sm_89.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,

@@ -87,9 +87,9 @@ const char *fused_describe(struct device *dev) { return dev->open ? fused_librar
 
 // ---- plans ----
 
-// Returns the engine for deterministic backward in this order, where there is one that heuristics do not propose, or
-// NULL, when the heuristics must be asked. The engines' numbers are cudnn-frontend's (3929da2, and its pull request 398
-// for compute capability 9.0). From 9.23 on a kernel is described by its tiles.
+// Returns the engine for deterministic backward in this order that cuDNN's heuristics do not propose; NULL: there is
+// none, ask the heuristics. The engines' numbers are cudnn-frontend's (3929da2, and its pull request 398 for compute
+// capability 9.0). From cuDNN 9.23 on a kernel is described by its tiles.
 static const struct cudnn_engine *fused_own_engine(const struct fused_library *library, enum fused_order order) {
     static const struct cudnn_knob numbered[] = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}};
     static const struct cudnn_knob tiles[] = {{CUDNN_KNOB_TYPE_TILE_M, 3},     {CUDNN_KNOB_TYPE_TILE_N, 2},
@@ -118,8 +118,9 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
     return NULL;
 }
 
-// Makes p->plan of a configuration. Returns false if that is refused, with p->builder.reason, which must be empty
-// before. p->may_differ is what the engine's notes say if `checked`, else false; deterministic backward refuses true.
+// Makes p->plan of a configuration. If cuDNN refuses, returns false and sets p->builder.reason, which must be empty
+// before. `checked` asks if the engine's bits may differ, for p->may_differ, and refuses that in deterministic
+// backward.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;

@@ -63,8 +63,8 @@ void fused_unavailable_reason(char *reason, size_t size, struct attention_shape 
                               struct device *dev);
 // Tries cuDNN on FUSED_CHECK_TOKENS tokens of such heads. Writes to `reason` (size bytes) why it refuses them, or how
 // it differs from flash attention or from itself computed again. Writes an empty text if all is well, no GPU is open,
-// or no flash takes the shape. If forward as one operation fails, forward is tried as, and from then on is, a graph of
-// operations; all plans are dropped, so record no graph before. A build for fp32 or the CPU leaves `reason` as it is.
+// or no flash takes the shape. After a failure with forward as one operation, tries, and from then on uses, a graph of
+// operations; this drops all plans, so record no graph before. A build for fp32 or the CPU leaves `reason` as it is.
 void fused_check(char *reason, size_t size, struct attention_shape like, bool any_order, struct device *dev);
 // Tries FP8 attention on FUSED_CHECK_TOKENS tokens of such heads. Writes to `reason` (size bytes) why it refuses them
 // or, if a flash takes them, how it differs from flash attention of the same codes, or from itself computed again.

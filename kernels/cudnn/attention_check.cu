@@ -126,8 +126,8 @@ static double fused_distance(const floatX *ours, const floatX *theirs, int64_t r
         }
     return sqrt(apart / all);
 }
-// Writes to `reason` (size bytes) which of the first `count` results is too far from ours, unless `reason` has a text.
-// Raises *largest to the largest distance measured. bounds (count) are for output, dQ, dK and dV.
+// Writes to `reason` (size bytes) which of the first `count` of output, dQ, dK and dV is too far from ours, unless
+// `reason` has a text. bounds (count) are their largest distances. Raises *largest to the largest distance measured.
 static void fused_compare(char *reason, size_t size, const struct fused_check *c, struct fused_results ours,
                           struct fused_results theirs, const double *bounds, int count, double *largest) {
     const int64_t T = c->shape.T, group_row = (int64_t)c->shape.num_query_groups * c->shape.head_dim;
@@ -190,7 +190,8 @@ static void fused_judge(char *reason, size_t size, const struct fused_check *c, 
     fused_results_free(theirs);
     fused_results_free(again);
 }
-// Writes why cuDNN, in the form that `composes` says, refuses the shape (B 1) or is wrong; else empty. Raises distance.
+// Writes why cuDNN refuses the shape (B 1) or computes it wrongly, else an empty text; library->composes says in which
+// form forward is tried. Raises library->distance to the largest distance from flash.
 static void fused_check_form(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                              struct device *dev) {
     fused_refuses_order(reason, size, shape, order, dev);

@@ -21,10 +21,9 @@ static inline size_t fused_wide_from(int major) {
 }
 
 // Writes to `reason` (size bytes) why a version of cuDNN can't take a shape on compute capability major.x, or an empty
-// text where it may. any_order says that backward may give other bits in another run, or isn't wanted. The conditions
-// are the stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
-// pytorch/attention/dot_product_attention/utils.py). TransformerEngine takes no deterministic backward on 8.x and 12.x;
-// on 11.x cudnn-frontend names no engine for it.
+// text where it may. any_order: backward may give other bits in another run, or isn't wanted. The conditions are the
+// stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
+// pytorch/attention/dot_product_attention/utils.py).
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                                  bool any_order) {
     const size_t wide_from = fused_wide_from(major);
@@ -59,6 +58,7 @@ static inline void fused_refuses(char *reason, size_t size, size_t version, int 
         snprintf(reason, size,
                  "before 9.18.1 has no deterministic backward here (--deterministic-mode=false allows any)");
     else if (major != 9 && major != 10 && !any_order)
+        // TransformerEngine takes no such backward on 8.x and 12.x; on 11.x cudnn-frontend names no engine for it.
         snprintf(reason, size,
                  "its deterministic backward is not proven on compute capability %d.x (--deterministic-mode=false "
                  "allows any)",
@@ -84,7 +84,7 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
 // Whether cuDNN is faster than our kernels on major.x, by published figures. own: our kernels for 9.0 take the shape.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
-// Writes why the newest version can't take a shape on the planned GPU, or if none is named on 9.x; else an empty text.
+// Writes why the newest version can't take a shape on the planned GPU, or on 9.x where none is named; else empty.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,
                                          const struct device *dev) {
     fused_refuses(reason, size, SIZE_MAX, dev->planned.major > 0 ? dev->planned.major : 9, s, any_order);

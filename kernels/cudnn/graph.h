@@ -30,7 +30,7 @@ struct cudnn_tensor {
 };
 enum cudnn_place { CUDNN_IN_MEMORY, CUDNN_BY_VALUE, CUDNN_VIRTUAL };
 
-// Whether the status is a success. If not, overwrites `reason` by `what`, then the library's words, in one line.
+// Whether the status is a success. If not, overwrites `reason` with `what` and the library's words, in one line.
 static inline bool cudnn_ok(struct cudnn_builder *b, cudnn_status status, const char *what) {
     char message[128] = "";
     if (status == CUDNN_STATUS_SUCCESS)

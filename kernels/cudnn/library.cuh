@@ -58,7 +58,7 @@ void fused_refuses_order(char *reason, size_t size, struct attention_shape shape
 struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
 // Returns a key's plan as fused_plan_for does, but ends the program where there is no handle, no room or no plan.
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
-// Returns a call whose three numbers are set, one of them `scale`. Its addresses are NULL, for the caller to set.
+// Returns a call whose numbers scale, hidden and one are set. Its addresses are NULL, for the caller to set.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
 // Enqueues a call of a plan. workspace: cuDNN's part. A refusal ends the program or, if library->checks, sets `broken`.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,

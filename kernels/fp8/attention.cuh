@@ -58,7 +58,7 @@ struct fp8_attention_demands {
 };
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Makes plans if open.
+// Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Open GPU: makes plans.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
 // Returns the name of what computes FP8 attention: "cuDNN", with its version if the GPU is open, or without a GPU the
@@ -68,8 +68,8 @@ const char *fp8_attention_describe(struct device *dev);
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
 // Computes O and lse, after fp8_attention_cast. takes_amax merges O's amax into a.out; recomputation passes false, and
-// takes the first forward's. Where outputs_in_fp8, sets a.out's scale (fp8_set_scales). If its `delayed` is 0 (GPU: if
-// a.calibrates), a first forward runs twice, for the amax, then for O8. Elsewhere the amax is of `out` as stored.
+// takes the first forward's. Where outputs_in_fp8, sets a.out's scale (fp8_set_scales) before O8; if `delayed` is 0
+// (GPU: if a.calibrates), a first forward runs before that, for the amax. Else the amax is of `out` as stored.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
                            float *lse,      // (B, H, T), natural
@@ -78,10 +78,10 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
 
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev);
-// Overwrites all of dqkv with the gradient of fp8_attention_forward; doesn't undo RoPE. Needs a.full. Merges the amaxes
-// of dS and, where outputs_in_fp8, of dQ, dK and dV, and sets their scales (fp8_set_scales). Where one has `delayed` 0
-// (GPU: if a.calibrates), it runs first for dS's amax, then, where outputs_in_fp8, for the others, then for the result.
-// Reads the `inverse` of q, k, v, dO and O. Merges dqkv's amax, as stored, into amax unless NULL.
+// Overwrites all of dqkv with the gradient of fp8_attention_forward, but doesn't undo RoPE. Needs a.full. Merges the
+// amaxes of dS and, where outputs_in_fp8, of dQ, dK and dV, and sets their scales (fp8_set_scales). Where one has
+// `delayed` 0 (GPU: if a.calibrates), earlier runs find dS's amax and, where outputs_in_fp8, then the others'. Reads
+// the `inverse` of q, k, v, dO and O. Merges dqkv's amax, as stored, into amax unless NULL.
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
                             const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]
                             const fp8 *qkv8,  // (B, T, (H + 2 Hkv) * D)

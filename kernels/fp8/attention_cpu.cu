@@ -40,7 +40,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call with its sizes, and forward's factors by q's, k's and v's inverses. Outputs, packed operands: NULL.
+// Returns a call with its sizes, and forward's factors by q's, k's and v's inverses. Outputs and packed operands: NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -116,6 +116,7 @@ static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, 
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
     return c->qkv8 + ((int64_t)b * c->f.shape.T + t) * c->f.qkv_stride + (int64_t)head * c->f.D;
 }
+// Returns the index of the first element of a head of token (b, t) in O or dO, (B, T, H, D).
 static int64_t out_index(const struct fp8_flash *c, int b, int t, int h) {
     return (((int64_t)b * c->f.shape.T + t) * c->f.H + h) * c->f.D;
 }
@@ -350,8 +351,8 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// Fills *queries with `strips` strips of a head, from strip `first` on: Q and dO, packed, D, and lse in units of log2,
-// less log2 256. Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
+// Fills *queries with `strips` strips of a head, from strip `first` on: Q, dO, D, and lse in log2 less 8, which makes P
+// come out times 256. Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
 ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
@@ -384,8 +385,8 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_que
 struct fp8_factors {
     float score_log2, dp, ds;
 };
-// Computes P8^T and dS8^T of a block from scores, dO8 v8 in dp, lse less log2 256, and D in delta.
-// flash_store_gradients says where they go. Returns, lane by lane, the largest of `largest` and all |256 P (dP - D)|.
+// Computes P8^T and dS8^T of a block, stored as by flash_store_gradients, from scores (q8 k8), dp (dO8 v8), and
+// lse_log2 and delta as of load_queries. Returns, lane by lane, the largest of `largest` and all |256 P (dP - D)|.
 ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const enum fp8_format format, void *p,
                                           void *ds_left, void *ds_right, const float *scores, const float *dp,
                                           const float *lse_log2, const float *delta, struct fp8_factors by,
@@ -411,9 +412,9 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
     }
     return largest;
 }
-// Computes a panel's dK and dV from strips [first, first + strips) that see it, and adds them to dk and dv (steps
-// blocks), or where `fresh` overwrites these; not in RUN_DS_AMAX. Leaves dS8^T in g->ds, at `slot`. Raises *ds_amax to
-// the amax of 256 P (dP - D).
+// Computes dS8^T of a panel and of the strips of a tile that see it, for g->ds, in each strip's block `slot` of
+// FLASH_PANELS. Raises *ds_amax to the amax of 256 P (dP - D). Unless RUN_DS_AMAX, also computes the panel's dK and dV
+// from these strips, and adds them to dk and dv (steps blocks), or overwrites these where `fresh`.
 ALWAYS_INLINE void backward_panel(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                   struct flash_gradients *g, vec_words *ds_amax, const struct flash_queries *queries,
                                   int64_t place, int panel, int slot, int first, int strips, bool fresh) {
@@ -475,8 +476,8 @@ static void write_gradient(const struct fp8_flash *c, enum fp8_attention_tensor 
 static int64_t gradient_index(const struct fp8_flash *c, int b, int t, int head) {
     return codes_of_head(c, b, t, head) - c->qkv8;
 }
-// Merges dS's amax of a tile of queries. Unless RUN_DS_AMAX, adds its dK and dV to dk and dv (panels, steps blocks),
-// but overwrites panels from `written` on, and passes dQ to write_gradient. place is where K and V are packed.
+// Does backward of a tile of queries of a head; merges dS's amax. Unless RUN_DS_AMAX, passes dQ to write_gradient, and
+// adds dK and dV to dk and dv (panels, steps blocks), but overwrites panels from `written` on. place: of K and V.
 ALWAYS_INLINE void backward_tile(const enum block_layout layout, const struct fp8_flash *c, float *dk, float *dv,
                                  int written, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
@@ -533,7 +534,7 @@ static void write_panel(const struct fp8_flash *c, const float *sums, const stru
                        flash_rows(f, panel));
     }
 }
-// Computes dQ of one segment of a KV head, as c->run says. dK and dV stay in `sums`, (2, panels, steps) blocks.
+// Does backward of one segment of a KV head, as c->run says. Leaves dK and dV in `sums`, (2, panels, steps) blocks.
 static void backward_segment(const struct fp8_flash *c, float *sums, const struct flash_cuts *cuts, int64_t kv_head,
                              int segment, int64_t place) {
     const struct flash *f = &c->f;

@@ -64,7 +64,7 @@ DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     return amax;
 }
 
-// Returns the place of the word of column 8 `group` + i in a warp's line. Four columns of every group come before the
+// Returns the index of the word of column 8 `group` + i in a warp's line. Four columns of every group come before the
 // other four, so that neither 16-byte accesses of groups side by side nor words in this order meet a bank twice.
 DEVICE_FUNCTION int fp8_blocks_word(int group, int i) { return i / 4 * (FP8_BLOCK / 2) + group * 4 + i % 4; }
 // Returns the column of the tile whose word fp8_blocks_word puts at `word`.
@@ -172,7 +172,7 @@ DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t share
     }
 }
 
-// Adds the flushed values that each thread counted to counts[FP8_FLUSHED]. All threads of the block call.
+// Adds the number of flushed values, as each thread counted it, to counts[FP8_FLUSHED]. All threads of the block call.
 DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flushed) {
     for (int offset = 16; offset > 0; offset /= 2)
         flushed += __shfl_xor_sync(0xffffffffu, flushed, offset);
@@ -348,7 +348,7 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// Stores the inverses of scales (128), for FP8_128X128 only of scales[0], at (row, depth_at) of a form (rows, depth).
+// Stores the inverses of scales (128), or for FP8_128X128 of scales[0], at (row, depth_at) of a form (rows, depth).
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

@@ -78,7 +78,8 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// The number of floats of a row of `inverse`, for 128 of the depth (FP8_1X128) or for 128 rows (FP8_128X128); else 1.
+// The number of floats of a row of `inverse`. FP8_1X128 has a row for each 128 of the depth, FP8_128X128 for each 128
+// rows, FP8_PER_TENSOR one row.
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
     case FP8_PER_TENSOR: return 1;

@@ -33,7 +33,7 @@ void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale 
            counts, scales, num_counts, n);
 }
 
-// Sets step_amax to the ranks' largest amax, and check->finite to 0 where an amax is not finite, for the next kernel.
+// Sets step_amax to the ranks' largest amax, and check->finite to 0 if one isn't finite. The next kernel reads these.
 static __global__ void fp8_scales_check_kernel(struct fp8_scale *scales, struct gradient_check *check,
                                                const double *amaxes, int ranks, int width, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);

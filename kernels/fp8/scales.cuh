@@ -79,7 +79,7 @@ HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_a
 HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_from_bits(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
-// Ends a step of scale i: sets `delayed` if `finite` and history_amax, with the step's, is > 0. Clears the amaxes.
+// Ends a step of scale i: if `finite` and history_amax, the step's included, is > 0, sets `delayed`. Zeroes the amaxes.
 HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
                              struct fp8_scales_order order) {
     if (finite && history_amax > 0)

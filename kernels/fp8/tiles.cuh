@@ -71,7 +71,7 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
 struct fp8_place {
     int64_t row, column;
 };
-// Returns where this thread's 4 rows of 8 columns of a tile begin in the matrix, or past its end.
+// Returns at which row and column of the matrix this thread's 4 x 8 elements of a tile begin; they may be past its end.
 DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
     const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
     const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};
@@ -101,7 +101,7 @@ struct fp8_thread_tile {
 };
 
 // Returns how many of eight elements are saturated, in the upper half of the result, and how many are flushed, in the
-// lower half. Few are saturated, so that the maximum is asked first whether any is.
+// lower half. As few are saturated, it counts them only if the largest element is.
 DEVICE_FUNCTION uint32_t fp8_count_eight(const struct fp8_eight &x, float scale, enum fp8_format format) {
     const float above = fp8_saturates_above(format), zero = fp8_flushes_to(format);
     float largest = 0;
@@ -230,7 +230,8 @@ DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax,
         atomicMax(&to.scale->amax, amax);
 }
 
-// Casts a tile of each output (M, N) per block; the first sets to.scale. partial (rows of tiles, OUTPUTS N): for dbias.
+// Casts a tile of each output (M, N) per block. The first block sets to.scale's scale and inverse. partial (rows of
+// tiles, OUTPUTS N) gets the tiles' column sums where to.dbias isn't NULL.
 template <class source>
 static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     fp8_tile_kernel(const struct fp8_cast to, enum fp8_format format, const source from, int64_t M, int64_t N,
@@ -471,7 +472,7 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
 // Casts a source's outputs, of M rows and N columns each, multiples of 16, by one scale, and sets to.scale's scale and
-// inverse. takes_amax then merges the amax. workspace: fp8_cast_workspace_bytes of the matrix, or NULL without dbias.
+// inverse. takes_amax merges the amax. workspace: fp8_cast_workspace_bytes of the matrix, or NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);

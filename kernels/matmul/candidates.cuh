@@ -55,7 +55,7 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues noise for an operand (rows, cols), its gaps and blocks' scales, if it lies wholly in the noise's memory.
+// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it lies wholly in the noise's memory.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
@@ -81,7 +81,7 @@ struct matmul_candidates {
     int wrong; // that were found to multiply wrongly, and are not among them any more
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether an algorithm keeps to the reductions that the plan allows, and workspace_bytes to the plan's workspace.
+// Whether an algorithm keeps to the reductions that the plan allows, and workspace_bytes fit in the plan's workspace.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -114,7 +114,7 @@ static void matmul_add_candidates(struct matmul_candidates *candidates, const st
 static size_t matmul_gelu_sums_bytes(const struct gemm *gemm) {
     return gemm->gelu_sums ? (size_t)(activation_bias_num_runs(gemm->rows) * gemm->cols) * sizeof(float) : 0;
 }
-// Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative; false if neither
+// Whether an epilogue can do what comes with the product: dbias or, in bf16 only, GELU's derivative. False if neither
 // comes. BGRADB's sums need room in the second half of the workspace. DGELU's other input must suit packed accesses,
 // and the sums after it are timed in the workspace. In fp32, results would have the error of DGELU's exponential.
 static bool matmul_may_fuse(const struct matmul_product *product) {
@@ -124,8 +124,8 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Enqueues a product by a candidate, and what comes with it, fused or by our kernels: dbias or, where matmul_may_fuse,
-// GELU's derivative, then, if gelu_sums, sums of columns, which overwrite the workspace. Returns the library's status.
+// Enqueues a product by a candidate, with its dbias or, where matmul_may_fuse, GELU's derivative, by the epilogue if
+// fused, else by our kernels. If gelu_sums, also sums columns, in the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -161,7 +161,7 @@ static double matmul_time_runs(struct matmul_candidate *candidate, const struct 
     cuda_check(cudaEventElapsedTime(&milliseconds, clock->begin, clock->end));
     return round(64e3 * milliseconds / runs) / 64; // a short number in a file
 }
-// Times all candidates, in turns, and waits. `us`, INFINITY before, becomes the least of rounds; a refused one's stays.
+// Times all candidates, in turns, and waits. Sets `us`, INFINITY before, to the least of rounds; a refused one's stays.
 static void matmul_time_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                    struct device *dev) {
     struct matmul_clock clock;

@@ -92,7 +92,7 @@ struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias);
 // Returns the choice that is kept for a key, which belongs to the library, or NULL where there is none.
 const struct matmul_choice *matmul_choice_of(const struct matmul_library *library, const struct matmul_key *key);
 
-// Empties the list. Until matmul_list_end gemm_run only lists products of new keys. list_overflowed: one had no room.
+// Empties the list. Until matmul_list_end gemm_run only lists products, each key once; list_overflowed: it was full.
 void matmul_list_begin(struct matmul_library *library);
 
 void matmul_list_end(struct matmul_library *library);
@@ -101,9 +101,10 @@ void matmul_list_end(struct matmul_library *library);
 // such product is listed, or if the product has a choice already or can't use this one.
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
-// Chooses by timing, and keeps, the algorithm of a product without a choice; drops all plans. If none proves right,
-// with the same bits twice and not all 0, it is the heuristics' first, with times of 0; if that is wrong, the program
-// ends. Returns false without an algorithm. Waits. Overwrites output, dbias, workspace, operands in the noise's memory.
+// Times the algorithms of a product without a choice, keeps the fastest that multiplies right and gives the same bits
+// twice, and drops all plans. If none does, or results are only 0, it keeps the heuristics' first, with times of 0; if
+// that multiplies wrongly, it ends the program. Returns false if there is no algorithm. Waits. Overwrites output,
+// dbias, workspace, and operands in the noise's memory.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 

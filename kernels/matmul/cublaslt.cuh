@@ -129,7 +129,7 @@ static bool matmul_fuses_dgelu(const struct matmul_plan *plan) {
     return plan->fused && plan->key.gelu != MATMUL_NO_GELU;
 }
 
-// Sets the plan's pointers of bias, GELU's input and FP8 scales. bias_sums (gemm->rows): a fused epilogue's dbias.
+// Sets the plan's pointers of bias, GELU's input and FP8 scales. bias_sums (gemm->rows): where an epilogue puts dbias.
 static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
     if (matmul_fuses_dgelu(plan))
         matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &gemm->gelu, sizeof gemm->gelu);
@@ -175,7 +175,7 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
         matmul_set_blocks(plan, gemm);
 }
 
-// Fills *plan, except the algorithm. fused: the epilogue does dbias or GELU's derivative. fp32 is not taken as TF32.
+// Fills *plan, except the algorithm. fused: the epilogue does dbias or GELU's derivative. fp32 stays fp32, never TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool fused) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const int32_t sums_type = CUDA_R_32F;

@@ -83,7 +83,7 @@ static void floats_from_block(float *out, const floatX *in, int64_t ld, int64_t 
     }
 }
 
-// Writes in (rows, cols), packed, plus bias (cols) unless NULL, to out, ld apart; where `add`, adds `in` without bias.
+// Writes `in` (rows, cols), packed, plus bias (cols) unless NULL, to out, ld apart; where `add`, adds it without bias.
 static void block_from_floats(floatX *out, const float *in, const floatX *bias, bool add, int64_t ld, int64_t rows,
                               int64_t cols, const struct device *dev) {
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
@@ -96,8 +96,9 @@ static void block_from_floats(floatX *out, const float *in, const floatX *bias, 
     }
 }
 
-// Computes a gemm by the backend's sgemm, in fp32 blocks. dbias (g->rows), unless NULL, = the column sums of a, stored
-// without gaps, or += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
+// Computes a gemm by the backend's sgemm, in fp32 blocks. dbias (g->rows), unless NULL, = the column sums of a as
+// stored, without gaps, or += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes
+// if more.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;
@@ -134,8 +135,8 @@ static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct devic
     return sgemm_plain_workspace_bytes(dev);
 }
 
-// Computes a gemm by the backend's sgemm. dbias (g->rows), unless NULL, = the column sums of a, stored without gaps, or
-// += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
+// Computes a gemm by the backend's sgemm. dbias (g->rows), unless NULL, = the column sums of a as stored, without gaps,
+// or += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result

@@ -250,7 +250,7 @@ static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
-// Computes a gemm by its primitive, else by gemm_fp32. dbias (g->rows), unless NULL, = the column sums of a, stored
+// Computes a gemm by its primitive, else by gemm_fp32. dbias (g->rows), unless NULL, = the column sums of a as stored,
 // without gaps, or += where g->add. workspace: onednn_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;

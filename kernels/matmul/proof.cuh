@@ -35,10 +35,11 @@ static __device__ inline double proof_element(struct proof_operand o, int64_t i,
     }
     return (double)fp8_decode(o.fp8.codes[at], o.fp8.format) * (double)o.fp8.inverse[scale];
 }
-// Returns the row of checked element `number`: evenly from the first to the last. proof_column permutes columns.
+// Returns the row of checked element `number`. The rows go evenly from the first to the last.
 static __host__ __device__ inline int64_t proof_row(int number, int64_t rows) {
     return number * (rows - 1) / (PROOF_ELEMENTS - 1);
 }
+// Returns the column of checked element `number`. The columns go evenly from the first to the last, in another order.
 static __host__ __device__ inline int64_t proof_column(int number, int64_t cols) {
     return 5 * number % PROOF_ELEMENTS * (cols - 1) / (PROOF_ELEMENTS - 1);
 }

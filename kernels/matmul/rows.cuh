@@ -20,7 +20,7 @@ static inline bool gemm_has_few_rows(const struct gemm *g) {
 
 #define EACH(i, n) _Pragma("GCC unroll 4") for (int i = 0; i < n; i++)
 
-// sums[i][run] = row i of a times the weight row `run` * `apart` elements after b; the lanes are still to be added up.
+// sums[i][run] = row i of a times the weight row `run` * `apart` elements after b; the caller adds up a sum's lanes.
 ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROWS][FEW_RUNS], const floatX *a,
                                 int64_t lda, const floatX *b, int64_t apart, int64_t depth) {
     const int64_t whole = depth / XVEC_LANES * XVEC_LANES;

@@ -27,7 +27,7 @@ enum {
 #define THIN_ALIGN __attribute__((aligned(64)))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)
 
-// Whether the depth or the columns, for a weight gradient (A transposed) the rows or the columns, are at most THIN_MAX.
+// Whether the depth or the columns are at most THIN_MAX, or for a weight gradient (A transposed) the rows or columns.
 static inline bool gemm_is_thin(const struct gemm *g) {
     return gemm_min(g->a.transposed ? g->rows : g->depth, g->cols) <= THIN_MAX;
 }

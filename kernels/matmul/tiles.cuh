@@ -296,7 +296,8 @@ struct tiles_plan {
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
-// Returns the columns of one panel, for a thread that has `cols`: as even as possible. All sizes are in blocks.
+// Returns how many columns a panel of B gets, so that a thread's `cols` make even panels that fit in TILES_PANEL_BYTES.
+// All sizes are in blocks.
 static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     const int64_t most = gemm_max(1, TILES_PANEL_BYTES / TILES_PAIR_BYTES / panel_depth);
     return tiles_divide(cols, tiles_divide(cols, most));
@@ -374,7 +375,8 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Returns the lines of the output's block at element (row, col) that slice `slice` of `slices` prefetches in `steps`.
+// Returns the cache lines, in the output's block at element (row, col), that slice `slice` of `slices` of the depth
+// prefetches, in `steps` steps.
 static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                           int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
@@ -390,7 +392,7 @@ static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_out
     return lines;
 }
 
-// Returns the lines of an fp32 block of C that slice `slice` of `slices` of the depth prefetches, in `steps` steps.
+// Returns the cache lines of an fp32 block of C that slice `slice` of `slices` of the depth prefetches in `steps`.
 static inline struct tiles_cache_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_cache_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
@@ -398,7 +400,7 @@ static inline struct tiles_cache_lines tiles_c_lines(const float *block, int64_t
     return lines;
 }
 
-// Returns what block j of `cols` prefetches: its share of `steps` blocks of A from block (row, k). c, target: none.
+// Returns what block j of `cols` prefetches: its share of `steps` blocks of A from block (row, k). Zeroes c and target.
 static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, int64_t row, int64_t k, int64_t steps,
                                                 int64_t j, int64_t cols) {
     struct tiles_ahead ahead;
@@ -417,9 +419,9 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
     return ahead;
 }
 
-// Adds a product to row `row` of C's blocks, `cols` of them from col on, in c, over `depth` blocks of B's panel from k
-// on. Where k is 0, c is overwritten; the last panel's call writes the sums to the output. room is for a slice of A.
-// Prefetches A's row next_row, and next_c unless NULL.
+// Adds products over `depth` blocks of B's panel, from k on, to c: row `row` of C's blocks, `cols` of them from col on.
+// Where k is 0, overwrites c. The call for the last panel of the depth writes the sums to the output. room is for a
+// slice of A. Prefetches A's row next_row, and next_c unless NULL.
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
@@ -454,7 +456,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
     }
 }
 
-// Computes part `thread` of row_parts x col_parts, after blocks_begin. Parts of the first rows set x->b_sums if given.
+// Computes part `thread` of row_parts x col_parts, after blocks_begin. Parts of C's first rows set x->b_sums, if given.
 static void tiles_part(const struct tiles_product *x, int thread) {
     const struct tiles_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;

@@ -40,8 +40,9 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns the fastest candidate (matmul_fastest) that multiplies right, with equal bits twice, or NULL if no unfused
-// one is left or results are only 0. Drops ones that fail, counts wrong ones, waits. Overwrites what matmul_judge does.
+// Returns the fastest candidate (matmul_fastest) that multiplies right and gives equal bits twice. Returns NULL if no
+// unfused one is left, or results are only 0. Drops candidates that fail, adds to `wrong` how many multiply wrongly,
+// and waits. Overwrites what matmul_judge does.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {
@@ -68,7 +69,7 @@ static void matmul_fill_operands(const struct matmul_product *product, const str
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
 }
-// Ends the program, as cuBLASLt multiplies wrongly. which: who does, and a verb, as "its algorithm differs".
+// Ends the program, as cuBLASLt multiplies wrongly. which: what does, with its verb, as "its algorithm differs".
 static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
          "version of the library or of the driver may not; an algorithm that is known from before is in "
