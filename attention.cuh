@@ -1,8 +1,7 @@
 // Attention as the model calls it: a table of backends, and the calls to the one that run/attention_choice.cuh chooses.
-// All backends compute causal attention with grouped queries, and never copy K and V for each query head. The cuda
-// target has two flash backends: the one for compute capability 9.0 is faster, for fewer shapes. Fused is cuDNN's, in
-// bf16, loaded at run time. Fused and flash for 9.0 also compute bidirectional attention (shape.full). For backward,
-// flash and fused keep a log-sum-exp per row; unfused keeps T x T probabilities, if not recomputed (recompute.cuh).
+// All compute causal attention with grouped queries; fused and flash for compute capability 9.0 also bidirectional
+// attention (shape.full). Flash for 9.0 is faster than the other flash backend, for fewer shapes. Fused is cuDNN's, in
+// bf16, loaded at run time. For backward, flash and fused keep a log-sum-exp per row, unfused T x T probabilities.
 #pragma once
 #include "kernels/attention/decode.cuh"  // attention_decode
 #include "kernels/attention/flash.cuh"   // what flash_* and sm90_* are
@@ -24,8 +23,7 @@ enum attention_backend {
 };
 
 enum { ATTENTION_BACKENDS_COUNT = ATTENTION_FUSED + 1 };
-// Frees cuDNN's handle and plans, if there are any. Call this before device_close, once no recorded CUDA graph uses
-// them.
+// Frees cuDNN's handle and plans, if any. Call this before device_close, once no recorded CUDA graph uses them.
 static void attention_close(struct device *dev);
 
 // Returns the bytes of `saved`: log-sum-exps (B, H, T) in fp32 or, if unfused, probabilities (B, H, T, T) in floatX.
@@ -219,8 +217,8 @@ static const char *attention_refusal(enum attention_backend backend, unsigned as
 
 // ---- The calls ----
 
-// Returns the row that computes this call: flash's, with equal log-sum-exps, where fused does not take the shape, else
-// `backend`'s. Ends the program if the row lacks a feature that the shape or dropout asks for.
+// Returns the row for this call: the backend's or, if fused does not take the shape, flash's, whose log-sum-exps are
+// equal. Ends the program if the row lacks a feature of the call.
 static const struct attention_row *attention_row_of_call(enum attention_backend backend, struct attention_shape shape,
                                                          struct dropout dropout, struct device *dev) {
     const bool taken = backend != ATTENTION_FUSED || fused_takes(shape, dev);
@@ -249,7 +247,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
                                                  bool any_order, struct device *dev) {
     return attention_row(backend)->backward_workspace(shape, any_order, dev);
 }
-// The number of runs of dqkv's rows of which backward writes column sums into options.bias_partial; 0: it makes none.
+// The number of runs of dqkv's rows; backward writes each run's column sums to options.bias_partial. 0: it writes none.
 static int64_t attention_bias_num_runs(enum attention_backend backend, struct attention_shape shape) {
     const struct attention_row *row = attention_row(backend);
     return row->bias_num_runs ? row->bias_num_runs(shape) : 0;

@@ -22,10 +22,9 @@ static void block_fetch_parameters(struct at at) {
     }
 }
 
-// Runs the ops of layer l that make the activations in `produce`: ACT_ALL in a first forward, policy_recomputed in
-// recomputation. Leaves out what backward makes by ranges of tokens. One op makes a sum and its norm, with the bits
-// that two ops would make. In a forward pass the layer's last addition also makes the next layer's NORM1 or the final
-// norm, so only layer 0 makes its own NORM1. Every rank must call this.
+// Runs layer l's ops that make activations in `produce`: ACT_ALL, without SOFTMAX in PASS_GENERATE; policy_recomputed
+// in recomputation. Leaves out what backward makes by token ranges. Outside recomputation l's last addition makes the
+// next layer's NORM1 too, or the final norm; only layer 0 makes its own NORM1. Every rank calls this.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const uint32_t made = produce & activation_present(&m->shape.layer) & ~left_to_backward_ranges(m, pass, l, produce);
     const struct at at = at_layer(m, pass, l, made);
@@ -66,8 +65,9 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Writes or adds layer l's parameter gradients, and turns d_residual from the output's gradient into the input's. Call
-// block_forward with policy_recomputed before, and zero_reduce with the layer's unit after. Every rank calls this.
+// Writes or adds layer l's parameter gradients and turns d_residual from the output's gradient into the input's.
+// Before, call block_forward with policy_recomputed for l's group; after, zero_reduce for l's unit. Every rank calls
+// this.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

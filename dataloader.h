@@ -11,8 +11,7 @@
 // Finetuning shards (finetune_shard.h) say where documents begin and which targets count; their rows are the windows.
 //
 // A thread reads files by pread (why no mapping: read_exactly in runtime/files/file_read.c), ahead of the step, into a
-// ring of samples, so that cold pages, network file systems and the checks of tokens cost the step nothing. Timing
-// can't change the result, because the place of each sample is computed.
+// ring of samples. Timing can't change the result, because the place of each sample is computed.
 #pragma once
 #include <inttypes.h> // PRIu64
 #include <pthread.h>  // pthread_create, mutex, condition
@@ -105,7 +104,8 @@ struct dataloader {
     struct read_ahead ahead;
 };
 
-// Allocates `count` zeroed elements of `bytes` bytes, which the caller frees. Out of memory ends the program.
+// Allocates `count` zeroed elements of `bytes` bytes, which the caller frees. Out of memory ends the program, with a
+// message that begins with `option`, the option that named the data files.
 static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     void *memory = calloc(count ? count : 1, bytes);
     if (!memory)
@@ -114,8 +114,7 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
 }
 
 // Finds where a sample begins: at token *first_token of files[*file]. `sample` counts in the global sequence or, if
-// loader->only_part is a part, in the part's own order. If there is a thread, only the thread may call this, because it
-// changes the epoch that an order caches.
+// loader->only_part is a part, in the part's own order. Only the thread, if any, may call this: it changes a cache.
 static void dataloader_locate(const struct dataloader *loader, uint64_t sample, int *file, uint64_t *first_token) {
     const struct mixture_place one = {loader->only_part, sample},
                                place = loader->only_part < 0 ? mixture_place(&loader->mixture, sample) : one;
@@ -138,8 +137,9 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = for each token of a sample, the index in the sample at which the token's document begins; 0 if it
-// begins earlier. The sample begins at token `first` of the file. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS.
+// Fills documents (n): for each token of a sample, the index in the sample at which the token's document begins, or 0
+// if it begins earlier. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS. Only BOUNDARY_INDEX reads `file` and
+// `first`, the token of the file at which the sample begins.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -184,9 +184,8 @@ static void reader_check_stamp(struct sample_reader *reader, const struct datalo
     stamp->modified = status.st_mtim;
 }
 
-// Reads a sample's tokens into out (T+1), and refuses tokens outside the vocabulary. Fills documents (T+1) as
-// sample_documents does or, with BOUNDARY_BITS, as finetune_shard_read does. With BOUNDARY_NONE documents may be NULL.
-// Returns NULL, or the problem.
+// Reads a sample's tokens into out (T+1), and refuses tokens outside the vocabulary. Fills documents (T+1, or NULL for
+// BOUNDARY_NONE) as sample_documents or, for BOUNDARY_BITS, finetune_shard_read does. Returns NULL, or the problem.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -212,8 +211,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     return NULL;
 }
 
-// Returns the global number of this rank's sample n, where sample 0 is its first one at or after `start`. Of each B *
-// ranks samples the rank takes B in a row.
+// Returns the global number of this rank's sample n from `start` on. Of B * ranks samples each rank takes B in a row.
 static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
     return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
 }
@@ -301,8 +299,8 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     memset(ahead, 0, sizeof *ahead);
 }
 
-// Waits for the ring's oldest sample and returns its slot, which stays valid until read_ahead_release. *count gets the
-// number of samples that are ready from this slot on, without a gap. Ends the program if the oldest could not be read.
+// Waits for the ring's oldest sample and returns its slot, valid until read_ahead_release. Ends the program if this
+// sample could not be read. *count gets how many slots are ready from there on, up to the ring's end or a bad sample.
 static int read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -325,7 +323,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---- opening ----
 
-// Opens paths (count) as files and windows from num_files on. The caller raises num_files. A bad file ends the program.
+// Fills files and windows from num_files on by paths (count). The caller raises num_files. Bad files end the program.
 static void dataloader_open_files(struct dataloader *loader, char **paths, int count) {
     struct error_text error;
     const uint64_t T = (uint64_t)loader->T;
@@ -483,7 +481,7 @@ struct token_batch {
     int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
 };
 
-// Fills a batch's row b from reader_read's tokens (T+1) and documents (T+1). Targets that do not count become -1.
+// Fills a batch's row b from reader_read's tokens and documents, (T+1) each. Targets that do not count become -1.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
     const int T = loader->T;
@@ -523,8 +521,8 @@ static void dataloader_read_without_thread(struct dataloader *loader, struct tok
     }
 }
 
-// Fills a batch with the ring's next B samples, and waits for them. If B is new, first lets the thread begin anew at
-// the position, which stays. A sample that could not be read ends the program.
+// Waits for the ring's next B samples and fills a batch with them. If B is another than before, the thread first begins
+// anew at the position. The caller moves the position. A sample that could not be read ends the program.
 static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
     struct read_ahead *ahead = &loader->ahead;
     if (ahead->B != B) // only this thread writes ahead.B

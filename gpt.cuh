@@ -71,8 +71,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->steps.micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
-// Enqueues the rest of this rank's report: squares of gradients, FP8's counts and amaxes. With several ranks also adds
-// its request, m->io.request, and gathers all reports. ws has optimizer_squares_workspace_bytes. Every rank calls this.
+// Enqueues the rest of this rank's report: squares of gradients not on the host, FP8's counts, amaxes. With several
+// ranks adds m->io.request and gathers all reports. ws has optimizer_squares_workspace_bytes. Every rank calls this.
 static void gather_reports(struct gpt *m, void *ws) {
     const struct fp8_delayed delayed = fp8_delayed_scales(&m->fp8);
     double *row = m->io.reports + m->zero.shards.rank * report_width(m);
@@ -306,9 +306,8 @@ static int lowest_trained(const struct parameters *table) {
     return lowest;
 }
 // Creates a model and plans its memory; plan_place and gpt_allocate come next. gpt_destroy frees the model and
-// `policy`. config is copied, but its strings and *dev must outlive the model. frozen (L + 1, PARAM_COUNT) says which
-// tensors are not trained, the whole model's in its last row; NULL if all are trained. It is only read here. Ends the
-// program if the model is too large.
+// `policy`. config is copied, but its strings and *dev must outlive the model. frozen (L + 1, PARAM_COUNT), read only
+// here, marks the tensors not trained, the last row the whole model's; NULL: none. Too large a model ends the program.
 static struct gpt *gpt_plan(const struct config *config, const bool *frozen, struct recompute_policy policy,
                             enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);

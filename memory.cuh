@@ -1,9 +1,8 @@
 // The memory of a training step, planned before anything is allocated. The schedule of a step runs once in plan mode:
-// each op starts a phase, each access of a buffer is a touch, and nothing is computed. So the lifetimes come from the
-// code that will run. plan_place then finds an offset for every buffer, such that buffers that never live together may
-// share bytes. Each arena is one allocation. Offloaded data has buffers in host memory too.
+// each op starts a phase, each access of a buffer is a touch, and nothing is computed. So lifetimes come from the code
+// that will run. plan_place then finds offsets, such that buffers that never live together may share bytes.
 #pragma once
-#include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free, host_reserve
+#include "kernels/device_memory.cuh"       // device_allocate_untouched, device_touch, device_free, host_reserve
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
 #include "kernels/transfers.cuh"           // enum transfer_direction
 #include "memory/packing.cuh"              // plan_pack
@@ -123,7 +122,7 @@ static int plan_phase(struct plan *plan, int group, int layer, const char *name)
 // and outside lives in all of it. A buffer touched only in the loop keeps nothing from round to round.
 static void plan_add_loop(struct plan *plan, int first);
 
-// Makes a buffer live from its first touch to the current phase. Begins one if there is none. Ignores a negative id.
+// Makes a buffer live from its first touch to the current phase. Begins a phase if none is there. Ignores negative ids.
 static void plan_touch(struct plan *plan, int id);
 
 // Adds a copy that the current phase begins, with waited_phase -1. There must be a phase. Returns the copy's index.
@@ -131,10 +130,10 @@ static int plan_add_transfer(struct plan *plan, enum transfer_direction directio
 
 // ---- placing ----
 
-// Sets all offsets, arena sizes, peaks, lower bounds and the peak phase. The search is bounded by work, not by time, so
-// that a schedule has the same plan everywhere. It takes milliseconds, at worst tenths of a second.
+// Sets all offsets, arena sizes, peaks, lower bounds and the peak phase. A schedule has the same plan on every machine.
 static void plan_place(struct plan *plan);
-// Does what plan_place does but for packed arenas: their sizes and offsets become 0, and the peaks leave them out.
+// Sets the lower bounds and the peak phase as plan_place does, but packs nothing, which saves the time: packed arenas'
+// sizes and offsets become 0, and the peaks leave these arenas out.
 static void plan_set_bounds(struct plan *plan);
 
 // Returns the name of an arena in reports and errors, such as "host optimizer"; "" for ARENA_COUNT.
@@ -457,7 +456,8 @@ static void arenas_allocate(struct arenas *arenas, const struct plan *plan) {
     for (int a = 0; a < ARENA_COUNT; a++) {
         const bool host = plan_arena_memory((enum plan_arena)a) == MEMORY_HOST;
         arenas->bytes[a] = plan->arena_bytes[a];
-        arenas->base[a] = (char *)(host ? host_reserve(plan->arena_bytes[a]) : device_reserve(plan->arena_bytes[a]));
+        arenas->base[a] =
+            (char *)(host ? host_reserve(plan->arena_bytes[a]) : device_allocate_untouched(plan->arena_bytes[a]));
     }
     for (int i = 0; i < plan->count; i++) { // each is divided among the threads as the ops that use it divide it
         const struct plan_buffer *b = &plan->buffers[i];

@@ -1,7 +1,6 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
 // Recomputation calls block_forward again with the set of activations to produce (block.cuh), so that recomputed values
-// have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
-// search for a policy within a budget all read the same table. To add an activation is to add a row.
+// have the same bits by construction. Everything here is arithmetic on such sets. A new activation is a new row.
 #pragma once
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/text_add.h" // text_add
@@ -105,8 +104,7 @@ static const char *const module_names[NUM_MODULES] = {
 // their number per token; flops of matmuls and attention, then bytes of memory traffic, per token to recompute it; the
 // activations that it is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the
 // layer before, not stored twice. The MLP's last product belongs to OUT, which no backward of its own layer reads: full
-// recomputation skips it. One op makes SOFTMAX and ATT if either is needed; its cost is in ATT's row. RoPE rotates q
-// and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An activation
+// recomputation skips it. One op makes SOFTMAX and ATT if either is needed; its cost is in ATT's row. An activation
 // that a shape does not have has 0 elements, as MID with parallel residuals, where only the next op reads the sum.
 // ROWS_OF is what a recomputed product is made from: its input `id`, where that is kept in floatX. FP8 keeps only the
 // input's column form, and the product reads the row form: then the input is made again, from its `source`.
@@ -309,7 +307,6 @@ struct recompute_policy {
     char description[256];
 };
 
-// Returns a policy that keeps every activation; policy_free frees it.
 static struct recompute_policy policy_keep_all(int num_layers);
 // Returns a policy of full recomputation by groups of `group` layers; the last group may be smaller. A group keeps only
 // the OUT of its last layer. policy_free frees the policy.
@@ -328,7 +325,7 @@ static struct recompute_policy policy_read_layer_modules(int num_layers, const c
 // range, and "" if all layers keep everything. Each of the policy's groups must be one layer. Returns `out`.
 static const char *policy_write_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                               const struct layer_shape *s);
-// Returns a policy, without describing it: layers [0, n) keep kept_first, others kept_rest. policy_free frees it.
+// Returns a policy: layers [0, n) keep kept_first, others kept_rest. Gives no true description. policy_free frees it.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
@@ -352,10 +349,9 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
 enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
-// Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, and returns their number: the
-// choices of a search for a policy within a budget. The first set keeps all; then bytes fall and cost rises. Candidates
-// drop each subset of the modules, or all but OUT. Only those on the lower convex hull of bytes and cost remain, as
-// mixtures of layers beat the others. flops_per_byte: how many flops take as long as a byte of memory traffic.
+// Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, and returns their number. The
+// first set keeps all; then bytes fall and cost rises. Candidates drop each subset of the modules, or all but OUT. Only
+// those on the lower convex hull of bytes and cost remain, as mixtures of layers beat the others.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_keep_all(int num_layers) {

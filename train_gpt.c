@@ -25,8 +25,8 @@ static bool reader_is_gone(void) {
     return poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
 }
 
-// Ends the program if a run's result (a plan, a loss or samples) could not be written to stdout, as on a full disk. It
-// is no error if the reader, such as head, has closed its pipe. The message can't tell why an earlier write failed.
+// Ends the program if the plan, or the result of a run that does not train, could not be written to stdout. It is no
+// error if the reader, such as head, has closed its pipe. The message can't tell why an earlier write failed.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->memory.plan || !config_trains(config);
     errno = 0;
@@ -107,7 +107,7 @@ static int run_training(struct run *r) {
     load_model(r);
     out_lock_new(r->own);
     log_open(&r->log, c->data.out, c->training.train_steps, c->data.log_every, r->first_step, c->rank == 0,
-             launch_is_by_mpirun());
+             launched_by_mpirun());
     log_open_events(&r->log, c->trackers.tensorboard_dir, r->first_step);
     write_config(c);
     write_plan_page(r);

@@ -47,8 +47,8 @@ static inline bool config_names_first_weights(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
 }
-// Whether config.json lists a row's option as "given": the user gave it, --recompute-granularity auto changed it, or it
-// names the first weights. Never lists --out, --resume, --new-data and --config, which are of one run.
+// Whether config.json lists a row's option as "given": the user gave it, or it differs from its default and was chosen
+// by --recompute-granularity auto or names the first weights. Never lists --out, --resume, --new-data and --config.
 static inline bool config_file_lists_as_given(const struct config *config, int row) {
     const bool of_one_run = row == CONFIG_ROW(data.out) || row == CONFIG_ROW(checkpoints.resume) ||
                             row == CONFIG_ROW(data.new_data) || row == CONFIG_ROW(data.config);
@@ -96,8 +96,7 @@ static inline int config_file_row(const char *path, const char *name) {
     fail("--config %s: '%s' is no option; %s", path, json_show(name).text, options_hint(&config_options, name, hint));
 }
 
-// Sets an option from a text, or adds a copy of the text to a list. A string option points to the text itself, which
-// must stay. A wrong text ends the program.
+// Sets an option from a text, to which a string then points, or adds a copy to a list. A wrong text ends the program.
 static inline void config_file_set_text(const char *path, struct config *config, int row, const char *text) {
     char expected[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(&config_options, &config_rows[row], text);
@@ -123,8 +122,7 @@ static inline void config_file_add_elements(const char *path, struct config *con
         text += length + (text[length] != 0);
     }
 }
-// Sets an option from a JSON value, or adds the value's elements to a list. A string option points into the value,
-// which must stay. A wrong value ends the program.
+// Sets an option by a JSON value, into which strings point, or adds the elements to a list. Bad values end the program.
 static inline void config_file_set(const char *path, struct config *config, int row, const json_t *value) {
     char text[OPTION_TEXT], expected[OPTION_TEXT];
     const char *string = NULL;
@@ -164,9 +162,8 @@ static inline void config_file_set(const char *path, struct config *config, int 
         config_file_set_text(path, config, row, string ? string : text);
 }
 
-// Whether the run, not the user, chose a value in the file: `given` doesn't list the option, and left_open has this
-// value for it. An option that left_open lacks must have its default. Returns false if `given` is NULL. A wrong member
-// ends the program.
+// Whether the run, not the user, chose a value in the file: `given` is not NULL and doesn't list the option, and
+// left_open has this value or, if it lacks the option, the value is the default. A wrong member ends the program.
 static inline bool config_file_leaves_open(const char *path, int row, const json_t *value, const json_t *given,
                                            const json_t *left_open) {
     struct config now;
@@ -186,9 +183,8 @@ static inline bool config_file_leaves_open(const char *path, int row, const json
     return config_is_default(&now, row);
 }
 
-// Sets the options that --config's file has, and marks them as given. Skips options that are given already, and values
-// that the file's run chose by itself. Strings point into config->file, which is set here. Ends the program if --config
-// is not given, or if the file can't be read or is wrong.
+// Sets the options in --config's file, and marks them as given. Skips options that are given already, and values that
+// the file's run chose. Strings point into config->file, which is set here. Ends the program without a valid file.
 static inline void config_read_file(struct config *config) {
     const char *const path = config->data.config, *name;
     unsigned char *data = NULL;

@@ -2,7 +2,6 @@
 #pragma once
 #include "config/config.h" // struct config
 
-// The number of bytes of an element in the format of main parameters or main gradients.
 static inline double main_dtype_bytes(enum config_main_dtype dtype) {
     switch (dtype) {
     case MAIN_FP32: return 4;
@@ -20,7 +19,7 @@ static inline bool config_may_move_weights(const struct config *c) {
     return c->ranks <= 1 || c->processes.zero_stage >= 3;
 }
 
-// Switches --checkpoint-async off, unless given, if more than activations is offloaded: its copy takes host memory too.
+// Switches --checkpoint-async off, unless given, if optimizer states, gradients or weights go to host memory.
 static inline void config_resolve_checkpoint_async(struct config *c) {
     if ((c->states.optimizer_cpu_offload || c->states.offload_gradients || c->states.offload_weights) &&
         !config_given(c, checkpoints.checkpoint_async))

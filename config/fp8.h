@@ -10,8 +10,7 @@ struct config_fp8_option {
     const char *needs; // for an error, after its name and value: why it has no use; "": it lacks only --fp8-format
 };
 enum { CONFIG_FP8_OPTIONS = 9 };
-// Lists all options of FP8 but --fp8-format in `options`, each with whether the other options leave it a use, and if
-// not, why.
+// Lists all options of FP8 but --fp8-format, each with whether the other options leave it a use, and if not, why.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
     const bool ends = on && c->fp8.first_last_layers_bf16;
@@ -122,7 +121,7 @@ static inline void config_resolve_fp8_attention(struct config *c) {
             fail("%s does not go with %s: %s, or leave %s out", option, lacks[i].what, lacks[i].change, option);
 }
 
-// Sets FP8's options that were left open, but not --fp8-format. Sizes must be resolved. Contradictions end the program.
+// Resolves --fp8-fast-accumulation and fp8_attention_forward. Sizes must be resolved. Contradictions end the program.
 static inline void config_resolve_fp8(struct config *c) {
     if (c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE && !config_given(c, fp8.fp8_fast_accumulation))
         c->fp8.fp8_fast_accumulation = FP8_FAST_NONE;

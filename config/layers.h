@@ -89,6 +89,7 @@ static inline bool config_layer_is_rotary(const struct config *c, int layer) {
     return config_rotates(c) &&
            !config_marks_layer("--no-rope-freq", c->model.no_rope_freq, layer, c->model.num_layers, false);
 }
+// The number of elements of a head that RoPE rotates. Ignores --position-embedding-type and --no-rope-freq.
 static inline int config_rotary_dims(const struct config *c) {
     return (int)(c->model.kv_channels * c->model.rotary_percent);
 }

@@ -40,8 +40,7 @@ struct preset {
         "parallel-residual=true", "activation=gelu_erf", "add-bias-linear=true", "vocab-size=50304",                   \
         "seq-length=2048", "max-position-embeddings=2048", "untie-embeddings-and-output-weights=true"
 
-// X(name, settings...): one row per preset. Shapes are from the config.json that each model is published with on
-// Hugging Face; demo is for make demo, with tokens for 256 bytes and the end of a text.
+// X(name, settings...). Shapes are from the models' files on Hugging Face; demo has tokens for bytes and a text's end.
 #define PRESETS(X)                                                                                                     \
     X("gpt2-124m", PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12")                          \
     X("gpt2-350m", PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16")                         \

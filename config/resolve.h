@@ -43,7 +43,7 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Resets to defaults the options that this RoPE scaling does not use. Ends the program if the user gave another value.
+// Sets options that this RoPE scaling does not use to defaults. Ends the program if the user gave one any other value.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->model.rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
@@ -193,9 +193,8 @@ static inline void config_resolve_ranks(struct config *c) {
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->processes.bucket_mib);
 }
 
-// Sets c->ramp by --rampup-batch-size, three integers; if it is empty, every step has --global-batch-size. Ends the
-// program for another text, for sizes that are no multiple of all ranks' micro-batches together, and for increments
-// that do not reach --global-batch-size exactly.
+// Sets c->ramp by --rampup-batch-size, three integers; if it is empty, every step has --global-batch-size. Other text,
+// sizes that are no multiple of all ranks' micro-batches, and increments that miss the final size end the program.
 static inline void config_resolve_ramp(struct config *c) {
     const int least = c->training.micro_batch_size * c->ranks;
     const char *text = c->training.rampup_batch_size;
@@ -416,8 +415,8 @@ struct config_answers {
     options_list *list_values;     // prints what an option may be, where its value is missing
 };
 // Reads the options from the command line, else from --config's file, else defaults. config_resolve comes next. Sets
-// eval_only if the run only scores. Strings point into argv and config.file. answers may be NULL. Ends the program for
-// --help, --version or a wrong option.
+// eval_only where scores are asked for without --train-data and --resume. Strings point into argv and config.file.
+// answers may be NULL. Ends the program for --help, --version or a wrong option.
 static inline struct config config_read(int argc, char **argv, const struct config_answers *answers) {
     struct options options = config_options;
     struct config config;

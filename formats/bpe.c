@@ -92,7 +92,7 @@ static uint64_t heap_pop(uint64_t *heap, size_t *count) {
     return top;
 }
 
-// Adds symbol `left` and its right neighbor to the heap, of *waiting entries, if they can merge. left -1: adds nothing.
+// Adds symbol `left` with its right neighbor to the heap of *waiting pairs if they can merge. left -1: does nothing.
 static void bpe_offer(const struct bpe *bpe, const struct bpe_work *work, size_t *waiting, int32_t left) {
     const int32_t right = left < 0 ? -1 : work->symbols[left].next;
     if (right < 0)

@@ -25,11 +25,11 @@ __BEGIN_DECLS
 // Prepares *bpe to take merges of ranks below `merges`, at most 2^27. False: out of memory. bpe_free follows even then.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
-// Adds a merge: the pair of tokens left, right becomes the token id, at least 0. Each merge has a rank of its own,
-// below bpe_create's `merges`. The last call for a pair decides the pair's rank and id, as in the `tokenizers` package.
+// Adds a merge: the tokens left and right become the token id, which is 0 or more. Each merge has a rank of its own,
+// below bpe_create's `merges`. If a pair is added again, its last rank and id hold, as in the `tokenizers` package.
 void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
-// Makes room in *work, zeroed at first, for n symbols, and loses what it held. False, and no room, when out of memory.
+// Makes room in *work for n symbols. What it held may be lost. Returns false, and it has no room, when out of memory.
 bool bpe_work_reserve(struct bpe_work *work, size_t n);
 void bpe_work_free(struct bpe_work *work);
 // Merges ids (n) in place, lowest rank first. bpe_work_reserve has made room for n. Returns how many ids remain.

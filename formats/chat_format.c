@@ -24,6 +24,7 @@ static const char *chat_copy(char **to, const char *text, const char *name, stru
     *to = strdup(text);
     return *to ? NULL : error_format(error, "%s: out of memory", name);
 }
+// Copies the text of the member `key`, which must be there, as chat_copy does.
 static const char *chat_copy_member(char **to, const json_t *object, const char *key, const char *name,
                                     struct error_text *error) {
     const char *text;

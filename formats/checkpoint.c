@@ -13,7 +13,7 @@
 
 // ---- verifying ----
 
-// Opens a regular file in a folder to read; *bytes = its length. Returns 0, or an errno, nothing open (EINVAL: a pipe).
+// Opens a regular file of a folder to read. *bytes = its length. Returns 0, or an errno: EINVAL for a pipe or a device.
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -30,6 +30,7 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
+// Returns what an errno of checkpoint_open_regular means, in words.
 static const char *checkpoint_open_error(int error) {
     return error == EINVAL ? "is not a regular file" : strerror(error);
 }
@@ -95,7 +96,7 @@ static bool checkpoint_file_is_of_model(const char *name) {
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads a folder's manifest and checks its files, as `look` says. After an error, or without one, *manifest is empty.
+// Reads a folder's manifest and checks its files, as `look` says. Without one, or after an error, *manifest is empty.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -164,8 +165,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest of `entries` (newest first) that verifies, and sets `path` and *manifest. Tells `listener` why
-// others are passed over. NULL, `path` unchanged: no entry is a checkpoint. It is an error if all are damaged.
+// Finds the newest of `entries`, sorted, that verifies, and sets `path` and *manifest. Tells `listener` why it passes
+// over others. Returns NULL, `path` unchanged, if there is no checkpoint. It is an error if all are damaged.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -239,7 +240,7 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // ---- keeping few ----
 
-// Returns the newest step whose checkpoint verifies, hashes included; -1: none. Ignores those that were set aside.
+// Returns the newest step whose checkpoint verifies, hashes included; -1: none. Ignores .replaced checkpoints.
 static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
     struct error_text unused;
     struct manifest manifest;
@@ -255,8 +256,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes the checkpoints up to step `newest` (-1: none), except the best one and all from the newest to the `keep`-th
-// (> 0) that is whole, as far as files' lengths tell. Goes on after a failure; returns the last failure, or NULL.
+// Removes checkpoints of steps up to `newest` (-1: removes none). The best one stays, and so do the newest ones, until
+// `keep` (> 0) of them are whole by their files' lengths. Goes on after a failure; returns the last one, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

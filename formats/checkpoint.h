@@ -1,7 +1,6 @@
 // Verifies existing checkpoints, finds the newest and removes old ones. checkpoint_write.h writes checkpoints, and
-// checkpoint_folder.h says what the names in their folder mean. Nothing here interprets the content of their files. No
-// function here ends the process: each returns NULL or, in `error`, what is wrong. Where NULL is returned, the caller
-// frees *manifest; otherwise it is empty.
+// checkpoint_folder.h says what the names in their folder mean. No function here ends the process: each returns NULL
+// or, in `error`, what is wrong. Where NULL is returned, the caller frees *manifest; otherwise it is empty.
 #pragma once
 #include "formats/manifest.h"           // struct manifest
 #include "runtime/machine/error_text.h" // struct error_text
@@ -20,8 +19,8 @@ __BEGIN_DECLS
 // Checks that a folder is a complete checkpoint, and reads its manifest. Each file that the manifest lists must be
 // there, with the listed length and hash. Other files may be there. Where NULL is returned, the caller frees *manifest.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
-// Checks the files that the manifest of a model's folder lists, by their length and hash. A folder without a manifest
-// passes: this program did not write it. optimizer: also checks the files of the optimizer and the trainer's state.
+// Checks the files that the manifest of a model's folder lists, by length and hash. A folder without a manifest passes:
+// this program did not write it. Without `optimizer`, skips the files of the optimizer and of the trainer's state.
 const char *checkpoint_verify_model(const char *folder, bool optimizer, struct error_text *error);
 
 // Finds the newest checkpoint in a root that verifies. Sets `path`, and *manifest, which the caller frees. Returns NULL
@@ -29,13 +28,13 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 // error: the user must decide whether to begin anew beside them. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that the user's path `given` means: this folder itself, which must verify, or the newest
-// checkpoint in this root or run's --out folder. None is an error. Sets `path` and *manifest as checkpoint_newest does.
+// Finds the checkpoint that the user's `given` path means: the folder `given` if it has a manifest, else the newest in
+// the root or run's --out folder `given`. Finding none is an error. Sets `path` and *manifest like checkpoint_newest.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
-// Removes what unfinished saves left, and old checkpoints: the newest `keep` complete ones stay (0: all stay). So do
-// the best one (checkpoint_best.h), step `newest`, and later steps, which a run that went back may want. newest: the
-// step just saved, known to be complete; -1: the newest that verifies, found by reading. NULL or the last problem.
+// Removes what unfinished saves left, and old checkpoints. What stays: the newest `keep` complete ones (0: all), the
+// best one (checkpoint_best.h), step `newest`, and later steps, which a run that went back may want. newest: the step
+// just saved, known to be complete; -1: the newest that verifies, found by reading. Returns NULL or the last problem.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -18,7 +18,7 @@ int64_t checkpoint_best(int root_fd) {
 // Points the root's link to the checkpoint of a step, atomically, and flushes the root. Returns 0 or an errno.
 static int link_best(int root_fd, int64_t step) {
     static const char made[] = "." CHECKPOINT_BEST ".new";
-    const struct checkpoint_entry entry = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
+    const struct checkpoint_entry entry = checkpoint_entry_make(CHECKPOINT_STEP, step, 0);
     unlinkat(root_fd, made, 0); // what a killed process left
     if (symlinkat(entry.name, root_fd, made) != 0)
         return errno;
@@ -43,7 +43,7 @@ const char *checkpoint_replace_best(const char *root, int64_t step, int every, s
                             root, (long long)step, strerror(problem));
     }
     if (former >= 0 && former < step && (every == 0 || former % every != 0)) {
-        const struct checkpoint_entry entry = checkpoint_entry_of(CHECKPOINT_STEP, former, 0);
+        const struct checkpoint_entry entry = checkpoint_entry_make(CHECKPOINT_STEP, former, 0);
         checkpoint_lock(root_fd);
         problem = checkpoint_remove(root_fd, &entry);
     }
@@ -56,7 +56,7 @@ const char *checkpoint_replace_best(const char *root, int64_t step, int every, s
 }
 
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error) {
-    const struct checkpoint_entry entry = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
+    const struct checkpoint_entry entry = checkpoint_entry_make(CHECKPOINT_STEP, step, 0);
     const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root_fd < 0)
         return NULL; // the run goes on in another folder than the checkpoint's

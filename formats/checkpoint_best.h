@@ -1,5 +1,4 @@
-// The checkpoint with the lowest validation loss: the link OUT/checkpoints/best says which one it is. It stays,
-// whatever --keep-checkpoints says, until another one takes its place.
+// The checkpoint of the lowest validation loss: OUT/checkpoints/best links to it, and --keep-checkpoints spares it.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // int64_t
@@ -10,10 +9,10 @@
 __BEGIN_DECLS
 // Returns the step that the link `best` in the open root names, even if its checkpoint is gone; -1: it names no step.
 int64_t checkpoint_best(int root_fd);
-// Makes an existing checkpoint, of `step`, the root's best one. Then removes the former best one if its step is earlier
-// and not a multiple of `every`, the steps between regular saves (0: there are none). Returns NULL or a problem.
+// Points the root's link `best` to the existing checkpoint of `step`. Then removes the former best one, if its step is
+// earlier and no multiple of `every`, the steps between regular saves (0: there are none). Returns NULL or a problem.
 const char *checkpoint_replace_best(const char *root, int64_t step, int every, struct error_text *error);
-// Calls checkpoint_replace_best when a run resumes at `step`, where its loss is lowest, in case a kill prevented it.
-// Does nothing where the root's best checkpoint is of `step` or later, or `step` has no checkpoint there.
+// Makes up for a checkpoint_replace_best that a kill prevented. A run that resumes at `step`, where its loss is lowest,
+// calls it. Does nothing if the root's best checkpoint is of `step` or later, or if `step` has no checkpoint there.
 const char *checkpoint_mend_best(const char *root, int64_t step, int every, struct error_text *error);
 __END_DECLS

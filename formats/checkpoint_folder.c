@@ -28,7 +28,7 @@ static const struct checkpoint_kind_row *checkpoint_kind_row(enum checkpoint_kin
     abort(); // a kind without a row
 }
 
-struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid) {
+struct checkpoint_entry checkpoint_entry_make(enum checkpoint_kind kind, int64_t step, pid_t pid) {
     struct checkpoint_entry entry;
     memset(&entry, 0, sizeof entry);
     entry.kind = kind;
@@ -49,20 +49,20 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     if (strlen(name) >= CHECKPOINT_NAME)
         return false;
     if (sscanf(name, "step_%18" SCNd64, &step) == 1 && step >= 0) {
-        *entry = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
+        *entry = checkpoint_entry_make(CHECKPOINT_STEP, step, 0);
         return strcmp(entry->name, name) == 0;
     }
     if (sscanf(name, ".step_%18" SCNd64 ".%9d.", &step, &pid) != 2 || step < 0 || pid <= 0)
         return false;
     for (int i = 0; i < CHECKPOINT_KINDS; i++) {
-        *entry = checkpoint_entry_of(checkpoint_kinds[i].kind, step, (pid_t)pid);
+        *entry = checkpoint_entry_make(checkpoint_kinds[i].kind, step, (pid_t)pid);
         if (strcmp(entry->name, name) == 0)
             return true;
     }
     return false;
 }
 
-// Takes a read lock, which processes of the same PID in two containers can hold at once. Does not wait; ignores errors.
+// Takes a read lock, since processes of two containers may have the same PID and hold it at once. Ignores errors.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
@@ -124,8 +124,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
     return error;
 }
 
-// Removes a file, or a folder with its content, `depth` folders below checkpoint_remove_tree's. Returns 0 or an errno.
-// Descends by open folders and follows no links, so that it can't leave the root whatever is renamed meanwhile.
+// Removes a file, or a folder with its content. depth: how many folders it lies below checkpoint_remove_tree's. Returns
+// 0 or an errno. Descends by open folders and follows no links, so that no rename can lead it out of the root.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)
@@ -159,7 +159,7 @@ static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
 int checkpoint_remove_tree(int parent_fd, const char *name) { return checkpoint_remove_below(parent_fd, name, 0); }
 
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry) {
-    const struct checkpoint_entry removing = checkpoint_entry_of(CHECKPOINT_REMOVING, entry->step, getpid());
+    const struct checkpoint_entry removing = checkpoint_entry_make(CHECKPOINT_REMOVING, entry->step, getpid());
     checkpoint_remove_tree(root_fd, removing.name); // a leftover of a process with the same number
     if (renameat(root_fd, entry->name, root_fd, removing.name) != 0)
         return errno;
@@ -193,7 +193,7 @@ void checkpoint_remove_leftovers(int root_fd) {
                 checkpoint_remove_tree(root_fd, entry->name);
                 continue;
             }
-            const struct checkpoint_entry step = checkpoint_entry_of(CHECKPOINT_STEP, entry->step, 0);
+            const struct checkpoint_entry step = checkpoint_entry_make(CHECKPOINT_STEP, entry->step, 0);
             if (renameat(root_fd, entry->name, root_fd, step.name) != 0 && (errno == ENOTEMPTY || errno == EEXIST))
                 checkpoint_remove(root_fd, entry);
         }

@@ -26,7 +26,7 @@ static void part_release(struct checkpoint_part *part) {
 
 void checkpoint_part_abandon(struct checkpoint_part *part) { part_release(part); }
 
-// Ends the part as failed and returns the text. Tells process 0 if the folder is open. file "": the folder.
+// Ends the part as failed and returns the text. Tells process 0 if the folder is open. file: its name; "": the folder.
 static const char *part_fail(struct checkpoint_part *part, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -53,7 +53,7 @@ const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root
     memset(part, 0, sizeof *part);
     part->folder_fd = part->file_fd = -1;
     part->number = number;
-    part->partial = checkpoint_entry_of(CHECKPOINT_PARTIAL, step, writer);
+    part->partial = checkpoint_entry_make(CHECKPOINT_PARTIAL, step, writer);
     snprintf(part->root, sizeof part->root, "%s", root);
     snprintf(path, sizeof path, "%s/%s", root, part->partial.name);
     part->folder_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -73,9 +73,8 @@ const char *checkpoint_part_open(struct checkpoint_part *part, const char *name)
     return part->file_fd >= 0 ? NULL : part_fail(part, name, "cannot be opened", errno);
 }
 
-// Notes that bytes [begin, end) were written to the kernel. After each window of PART_WINDOW bytes, starts to write it
-// to the disk and waits for the former window: a long save then neither fills the memory with dirty pages nor leaves
-// all to the last fsync. The bytes stay in the page cache, from which they are hashed. Returns 0 or an errno.
+// Notes that bytes [begin, end) were handed to the kernel, and writes PART_WINDOW bytes at a time to the disk as
+// checkpoint_write_back does, but leaves them in the page cache, to be hashed. Returns 0 or an errno.
 static int part_write_back(struct checkpoint_part *part, uint64_t begin, uint64_t end) {
     part->dirty = part->dirty_end == 0 || begin < part->dirty ? begin : part->dirty;
     part->dirty_end = end > part->dirty_end ? end : part->dirty_end;

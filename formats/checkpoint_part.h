@@ -6,7 +6,8 @@
 // file system lets them write different ranges of one file.
 //
 // No function here ends the process: each returns NULL, or a text, in the part, that says what failed. After a failure
-// the part has ended, process 0 is told (`unheard`: it could not be), and every later call returns the same text.
+// the part has ended, and every later call returns the same text. Process 0 is told, too (`unheard`: it could not be),
+// except by checkpoint_part_begin, whose caller must tell it.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // MANIFEST_FILE_NAME
@@ -36,18 +37,17 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins this process's part of the checkpoint of `step`. number: this process's, from 0. writer: the PID of process 0,
-// which has called checkpoint_expect_parts. After NULL, checkpoint_part_end or _abandon must follow. After a problem
-// the part has ended, and the caller must tell process 0.
+// Begins this process's part of the checkpoint of `step`. number: this process's, from 0. writer: process 0's PID.
+// After NULL, checkpoint_part_end or _abandon must follow; after a problem the caller must tell process 0.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens a file that process 0 has laid out by checkpoint_shared_file. Only one may be open. NULL or the problem.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
-// Writes `count` bytes at `offset` of the open file, now or, from a copy, later. An error may be of earlier bytes.
+// Writes `count` bytes at `offset` of the open file, now or, from a copy, later. A problem may be of earlier bytes.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
 // Closes the file. All that this process wrote to it is then on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Tells process 0 that the part is written. All files are closed before. A problem, too, ends the part.
+// Tells process 0 that the part is written, and ends the part, after a problem too. All files must be closed before.
 const char *checkpoint_part_end(struct checkpoint_part *part);
 // Abandons a part that was begun; does nothing if it has ended. Process 0 is not told, and must give up as well.
 void checkpoint_part_abandon(struct checkpoint_part *part);

@@ -17,7 +17,7 @@ static bool is_in_flight(void) {
     pthread_mutex_unlock(&flight_mutex);
     return waits;
 }
-// Waits until no other thread runs a job, at most `seconds`: before_exit_set gets this function.
+// Waits until no other thread runs a job, for at most `seconds`. The process's end calls it, by before_exit_set.
 static void wait_for_flight(double seconds) {
     const struct timespec pause = {0, 2000000};
     for (int waited = 0; waited * 0.002 < seconds && is_in_flight(); waited++)
@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of `argument`, a worker, in the calling thread. Marks the worker as done, and no job as under way.
+// Runs the job of `argument`, a worker, in the calling thread. Then marks the worker as done and no job as in flight.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);

@@ -36,8 +36,8 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Abandons the save as failed, and returns the problem's text. `file` is the name of the file that it is about, or ""
-// for the folder. It must not be a name in the manifest, which is freed before the text is written.
+// Abandons the save as failed, and returns the problem's text. file: the name of the file that has the problem, or ""
+// for the folder. It must not point into the manifest, which is freed before the text is written.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -61,7 +61,7 @@ static int checkpoint_make_root(const char *root) {
     snprintf(above, sizeof above, "%.*s", (int)(slash - root), root);
     return mkdir(above, 0777) == 0 && mkdir(root, 0777) == 0 ? 0 : errno;
 }
-// Opens the root, made if missing: then the folder above it is flushed. Returns the descriptor, or -1 and errno.
+// Opens the root. If it is missing, makes it and flushes the folder above it. Returns the descriptor, or -1 and errno.
 static int checkpoint_open_root(const char *root) {
     const int refused = checkpoint_make_root(root);
     if (!refused) {
@@ -82,8 +82,8 @@ static int checkpoint_open_root(const char *root) {
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step) {
     memset(writer, 0, sizeof *writer);
     writer->root_fd = writer->folder_fd = writer->file_fd = -1;
-    writer->step = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
-    writer->partial = checkpoint_entry_of(CHECKPOINT_PARTIAL, step, getpid());
+    writer->step = checkpoint_entry_make(CHECKPOINT_STEP, step, 0);
+    writer->partial = checkpoint_entry_make(CHECKPOINT_PARTIAL, step, getpid());
     writer->manifest.step = step;
     if ((size_t)snprintf(writer->root, sizeof writer->root, "%s", root) >= sizeof writer->root)
         return checkpoint_fail(writer, "", "the folder cannot be made", ENAMETOOLONG);
@@ -108,7 +108,7 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     return checkpoint_fail(writer, "", "the folder cannot be opened", error);
 }
 
-// Creates a file of a new name in the partial folder, and begins its count and hash anew. Returns NULL or the problem.
+// Creates a file of a new name in the partial folder, and resets the writer's count and hash. NULL or the problem.
 static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
     snprintf(writer->file, sizeof writer->file, "%s", name);
     writer->file_bytes = writer->synced = 0;
@@ -119,7 +119,7 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
 }
 
 // Checks that a file of that name may begin now. If it may not, the save ends as failed. Returns NULL or the problem.
-static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
+static const char *checkpoint_file_refusal(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
     if (!manifest_name_is_allowed(name) || writer->file_fd >= 0 || writer->manifest.num_files == MANIFEST_FILES ||
@@ -128,13 +128,13 @@ static const char *checkpoint_check_name(struct checkpoint_writer *writer, const
     return NULL;
 }
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name) {
-    const char *const problem = checkpoint_check_name(writer, name);
+    const char *const problem = checkpoint_file_refusal(writer, name);
     return problem ? problem : checkpoint_open_file(writer, name);
 }
 
-// Starts to write a window (CHECKPOINT_WINDOW bytes) to the disk when the file has grown by one, and waits for the
-// former window. A large save then neither fills the memory with dirty pages, which stalls every writer of the machine,
-// nor leaves all to the last fsync. Written pages leave the page cache, to the training data. Returns 0 or an errno.
+// Starts to write each window of CHECKPOINT_WINDOW bytes to the disk once it is full, and waits for the window before
+// it. A large save then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
+// all to the last fsync. Drops written pages from the page cache, for the training data. Returns 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -171,6 +171,7 @@ static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, cons
     return checkpoint_fail(writer, writer->file, what, error);
 }
 
+// Writes the buffered bytes, if there are any, to the file, and empties the buffer. Returns NULL or the problem.
 static const char *checkpoint_flush(struct checkpoint_writer *writer) {
     const size_t count = writer->buffered;
     writer->buffered = 0;
@@ -239,7 +240,7 @@ const char *checkpoint_write_file(struct checkpoint_writer *writer, const char *
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered beginning, makes the file `bytes` long and closes it. No fsync: the parts do that.
+// Writes the file's buffered beginning, makes the file `bytes` long and closes it. The parts fsync it.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -283,7 +284,7 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
     return NULL;
 }
 
-// *found = whether the file that marks process `number`'s part as missing (or as `failed`) is there. 0 or an errno.
+// *found = whether the file of checkpoint_part_name(number, failed) is there. Returns 0 or an errno.
 static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writer, int number, bool failed) {
     char name[CHECKPOINT_NAME];
     struct stat status;
@@ -291,7 +292,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Waits until no part's marker is left. Looks by name, every 1 to 100 ms: a listing may miss files while others go.
+// Looks for each part's file by name, every 1 to 100 ms. Listing the folder could miss files while others are removed.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -353,8 +354,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Gives the partial folder its step's name. Returns 0 or an errno. *displaced: the folder that had the name, now
-// renamed; its entry's name is "" if there was none.
+// Gives the partial folder its step's name. Returns 0 or an errno. *displaced = the folder that had the name before,
+// under the folder's new name; an entry with the name "" if there was none.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;
@@ -369,7 +370,7 @@ static int checkpoint_publish(const struct checkpoint_writer *writer, struct che
         return 0;
     }
     // Not every file system can exchange names. Between the next two calls the .replaced folder is the checkpoint.
-    const struct checkpoint_entry replaced = checkpoint_entry_of(CHECKPOINT_REPLACED, writer->step.step, getpid());
+    const struct checkpoint_entry replaced = checkpoint_entry_make(CHECKPOINT_REPLACED, writer->step.step, getpid());
     if (renameat(root, name, root, replaced.name) != 0)
         return errno;
     if (renameat(root, partial, root, name) != 0) {

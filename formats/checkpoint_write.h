@@ -1,15 +1,14 @@
 // Writes a checkpoint so that a kill at any moment, a full disk or a power cut leaves a complete one, new or old: every
 // file is written and fsynced in the partial folder (checkpoint_folder.h), the manifest last, then the folder is
-// fsynced and renamed, and the root fsynced. Before the rename nothing looks like a checkpoint; after it everything is
-// on the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
-// can't, by two renames, between which the .replaced folder is the checkpoint.
+// fsynced and renamed, and the root fsynced. A step that is saved again is exchanged with its older checkpoint in one
+// call or, on file systems that can't, by two renames, between which the .replaced folder is the checkpoint.
 //
 // Several processes may write a checkpoint together: this writer lays out the files that they share, waits until each
 // has written its part (checkpoint_part.h), and reads these files back for their hashes before it writes the manifest.
 //
-// No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
-// state the checkpoints are in. After a failure the writer holds nothing, the partial folder is removed as far as
-// possible, and every later call returns the same text.
+// No function here ends the process: each returns NULL or, in the writer, what failed and what state the checkpoints
+// are in. After a failure the writer holds nothing, the partial folder is removed if possible, and later calls return
+// that text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest
@@ -39,8 +38,8 @@ struct checkpoint_writer { // others read only `failed`
 };
 
 __BEGIN_DECLS
-// Begins to save `step`, until checkpoint_commit or checkpoint_abandon. Returns NULL or a problem, which, here or
-// later, ends the save. Makes a missing root and the folder above. First removes unfinished saves, to free the disk.
+// Begins to save `step`, until checkpoint_commit or checkpoint_abandon. First makes the root and the folder above it,
+// if missing, and removes unfinished saves, to free the disk. A problem, here or in a later call, ends the save.
 const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step);
 // Begins a file of a new name (manifest_name_is_allowed). checkpoint_file_end precedes the next. NULL or the problem.
 const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name);
@@ -51,8 +50,8 @@ const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a whole file, `count` bytes, from memory: begins it, writes it and ends it. Returns NULL or the problem.
 const char *checkpoint_write_file(struct checkpoint_writer *writer, const char *name, const void *bytes,
                                   uint64_t count);
-// Creates, on process 0, a file that several processes write, `bytes` bytes long. The first `count` bytes are `begin`;
-// the parts write the rest. Process 0's part must open and close the file in any case: that flushes `begin`.
+// Creates, on process 0, a file of `bytes` bytes that several processes write. The first `count` bytes are `begin`; the
+// parts write the rest. Process 0's part must open and close the file even if it writes nothing: that flushes `begin`.
 const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
                                    uint64_t count, uint64_t bytes);
 // Prepares for parts of processes 1 to `parts`; this is process 0. Call it after all shared files and before any part.
@@ -60,8 +59,8 @@ const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts)
 // Waits until the other processes have written their parts. A part that could not be written is an error. A process
 // that ends without a word is waited for: who watches over the processes ends this one too. NULL or the problem.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
-// Publishes the checkpoint and ends the save. Shared files must be whole (checkpoint_wait_for_parts). The writer has
-// ended, whatever is returned. If only the root's fsync fails, a power cut may yet undo the checkpoint: an error too.
+// Publishes the checkpoint, and ends the save in any case. Shared files must be whole (checkpoint_wait_for_parts). If
+// only the root's fsync fails, that is an error too: a power cut may undo the checkpoint.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons a save that was begun, and removes what was written, as far as possible. Does nothing if it has ended.
 void checkpoint_abandon(struct checkpoint_writer *writer);

@@ -154,16 +154,16 @@ void eval_items_free(struct eval_items *items) {
     memset(items, 0, sizeof *items);
 }
 
-const char *eval_item_choice(const struct eval_item *item, int i) {
+const char *eval_item_normalizing_text(const struct eval_item *item, int i) {
     return item->varied ? json_string_value(json_array_get(item->varied, (size_t)i)) : item->fixed;
 }
 const char *eval_item_context(const struct eval_item *item, int i) {
     if (!item->varied)
         return item->context;
-    return item->contexts_vary ? eval_item_choice(item, i) : item->fixed;
+    return item->contexts_vary ? eval_item_normalizing_text(item, i) : item->fixed;
 }
 const char *eval_item_continuation(const struct eval_item *item, int i) {
-    return item->contexts_vary || !item->varied ? item->fixed : eval_item_choice(item, i);
+    return item->contexts_vary || !item->varied ? item->fixed : eval_item_normalizing_text(item, i);
 }
 
 int64_t eval_characters(const char *text) {

@@ -38,13 +38,13 @@ void eval_items_free(struct eval_items *items); // zeroed is fine
 
 // Returns the context of text `i` of an item, i < count; the item owns the text.
 const char *eval_item_context(const struct eval_item *item, int i);
-// Returns what follows the delimiter in text `i`; the item owns the text.
+// Returns what is scored of text `i`, which follows the delimiter; the item owns the text.
 const char *eval_item_continuation(const struct eval_item *item, int i);
-// Returns choice or context `i`, whichever vary, else the continuation. acc_norm and acc_bytes divide by its length.
-const char *eval_item_choice(const struct eval_item *item, int i);
+// Returns the text by whose length acc_norm and acc_bytes divide: choice or context `i`, else the only continuation.
+const char *eval_item_normalizing_text(const struct eval_item *item, int i);
 
 // The number of characters of a UTF-8 text.
 int64_t eval_characters(const char *text);
-// The number of bytes that Python's str.rstrip leaves of a text, cutting white space (Unicode's, U+001C to U+001F) off.
+// The number of bytes before the white space at a text's end, as Python's str.rstrip sees it: Unicode's, U+001C to 1F.
 size_t eval_length_without_space(const char *text);
 __END_DECLS

@@ -55,10 +55,9 @@ const char *finetune_shard_parse(struct token_file *file, const unsigned char *d
     return NULL;
 }
 
-// Reads into `raw` the bytes that hold bits first..first+n-1 (n > 0) of the bit map at byte `begin` of fd. Bit first %
-// 8 of raw[0] is bit `first`.
-static const char *finetune_read_bits(unsigned char *raw, const struct token_file *file, int fd, uint64_t begin,
-                                      uint64_t first, int n, struct error_text *error) {
+// Reads bits first..first+n-1 (n > 0) of the bit map at byte `begin` of fd. Bit `first` is bit first % 8 of raw[0].
+static const char *finetune_read_bit_bytes(unsigned char *raw, const struct token_file *file, int fd, uint64_t begin,
+                                           uint64_t first, int n, struct error_text *error) {
     const uint64_t low = first / 8, high = (first + (uint64_t)n - 1) / 8;
     return read_exactly(fd, raw, high - low + 1, begin + low, file->path, error);
 }
@@ -66,7 +65,7 @@ static const char *finetune_read_bits(unsigned char *raw, const struct token_fil
 const char *finetune_shard_read(int32_t *marks, const struct token_file *file, int fd, uint64_t first, int n,
                                 unsigned char *raw, struct error_text *error) {
     const uint64_t skipped = first % 8;
-    RETURN_PROBLEM(finetune_read_bits(raw, file, fd, file->start_byte, first, n, error));
+    RETURN_PROBLEM(finetune_read_bit_bytes(raw, file, fd, file->start_byte, first, n, error));
     int32_t begin = 0;
     for (int t = 0; t < n; t++) {
         const uint64_t bit = skipped + (uint64_t)t;
@@ -74,7 +73,7 @@ const char *finetune_shard_read(int32_t *marks, const struct token_file *file, i
         begin = row_begins || raw[bit / 8] >> bit % 8 & 1 ? t : begin;
         marks[t] = begin;
     }
-    RETURN_PROBLEM(finetune_read_bits(raw, file, fd, file->loss_byte, first, n, error));
+    RETURN_PROBLEM(finetune_read_bit_bytes(raw, file, fd, file->loss_byte, first, n, error));
     for (int t = 0; t < n; t++) {
         const uint64_t bit = skipped + (uint64_t)t;
         if (!(raw[bit / 8] >> bit % 8 & 1))

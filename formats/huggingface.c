@@ -54,7 +54,7 @@ static void plain_model_free(struct plain_model *m) {
     free(m->factors[1]);
 }
 
-// Sets the windows' options to their shortest form, and an ineffective local theta to 0. marks (num_layers): scratch.
+// Sets the windows' options to their shortest form, and a local theta without effect to 0. marks (num_layers): scratch.
 static void plain_windows(struct plain_model *m, bool *marks) {
     struct config *c = &m->config;
     const int window = config_window(c), L = c->model.num_layers;
@@ -110,7 +110,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
-// Returns c, but with options that have no effect at their defaults. plain_model_free frees it. c must outlive it.
+// Returns c, but each option that has no effect has its default. plain_model_free frees it. c must outlive it.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;
@@ -143,7 +143,7 @@ static bool plain_models_equal(const struct plain_model *a, const struct plain_m
     return true;
 }
 
-// Sets options of c from settings that huggingface_check_settings has accepted; its others stay. h owns the texts.
+// Sets options of c from h's settings, which huggingface_check_settings accepted. Other options stay. h owns the texts.
 static void huggingface_apply(struct config *c, const struct huggingface_config *h) {
     char name[OPTION_NAME];
     for (int i = 0; i < h->num_settings; i++) {
@@ -223,7 +223,7 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
-// Writes config.json as architecture `a`, fitting or not. An end_of_text outside the vocabulary, as -1, means none.
+// Writes config.json as architecture `a`, which need not fit. An end_of_text outside the vocabulary, as -1, means none.
 static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);
@@ -316,7 +316,8 @@ static const char *huggingface_refuse_type(const char *type, const char *name, s
     return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
                         json_show(type).text, known + sizeof ours - 1);
 }
-// Fills h, zeroed before, from the config.json `root`. Only GPT-2 gets defaults here. The caller frees h in any case.
+// Reads the config.json `root` into h, zeroed before. Options that it says nothing of are left to the caller, which
+// calls huggingface_set_defaults; only a GPT-2's are all set here. The caller frees h in any case.
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";

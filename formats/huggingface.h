@@ -3,12 +3,11 @@
 // an `error` return NULL when all is well, else what is wrong, in `error`.
 //
 // An architecture fits a model if the model's options, written in the architecture's config.json, are read back as the
-// same options. So a model isn't saved as an architecture that has no member for one of its options. A model that none
-// fits (LayerNorm with rotary positions and no biases, say) is ARCHITECTURE_OURS: it is written under our own names,
-// which only this program reads. An option with an exact equivalent is written as that, and huggingface_note says so:
-// GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. If
-// several fit, the model is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the
-// first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
+// same options. A model that none fits (LayerNorm with rotary positions and no biases, say) is ARCHITECTURE_OURS: it is
+// written under our own names, which only this program reads. An option with an exact equivalent is written as that,
+// and huggingface_note says so: GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases everywhere,
+// so absent ones are zeros. If several fit, the model is saved as the one that --checkpoint-architecture names, which
+// --init-from sets, else as the first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -58,16 +57,14 @@ __BEGIN_DECLS
 enum architecture architecture_of(const struct config *c);
 // Whether config.json of architecture `a` can express these shape options or equivalents. `a` is not ARCHITECTURE_OURS.
 bool architecture_fits(enum architecture a, const struct config *c);
-// Returns the class of an architecture in config.json, as LlamaForCausalLM; a constant.
 const char *architecture_class(enum architecture a);
-// Returns an architecture's model_type in config.json, as llama; a constant.
 const char *architecture_model_type(enum architecture a);
 // *a = the architecture of a model_type. Returns false, and *a stays, where the model_type is unknown.
 bool architecture_find(enum architecture *a, const char *type);
 // Returns what the start-up report says about the form of the checkpoints, a constant; "" for nothing.
 const char *huggingface_note(const struct config *c);
 
-// Writes config.json as architecture_of(c). end_of_text -1: none. bf16: tensors are, else fp32. Errors stay in `out`.
+// Writes config.json as architecture_of(c). end_of_text -1: none. bf16: bf16 tensors, else fp32. Errors stay in `out`.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, which may be malformed. What the engine doesn't support is an error. Shape options that the file
 // doesn't mention get their defaults. huggingface_free frees h; after an error h holds nothing.
@@ -81,8 +78,8 @@ void huggingface_add_setting(struct huggingface_config *h, const char *format, .
 // Returns an option's value, valid until h is freed. option: its name with dashes. NULL if the option is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
 // Adds what all GPT-2s have in common, then defaults for options not set. The file's own settings are added before.
-void huggingface_set_gpt2(struct huggingface_config *h);
-// Checks that each setting's option takes its value; huggingface_parse_config does so itself. name: for messages.
+void huggingface_complete_gpt2(struct huggingface_config *h);
+// Checks that each setting's option takes its value. huggingface_parse_config has done so already. name: for messages.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
 // rows (CONFIG_ROWS) = the options in config.json of ARCHITECTURE_OURS, in the file's order. Returns their number.

@@ -9,7 +9,7 @@
 
 enum { MAX_LAYERS = 1 << 16, MAX_WINDOW = 1 << 24 };
 
-// Refuses a flag that is present and not as wanted.
+// Returns an error if the flag `key` is present and isn't `wanted`, else NULL. name: the file's, for messages.
 static const char *check_flag(const json_t *root, const char *key, bool wanted, const char *name,
                               struct error_text *error) {
     bool value;
@@ -31,6 +31,7 @@ static const char *read_size(struct huggingface_config *h, const json_t *root, c
     huggingface_add_setting(h, "%s=%lld", option, (long long)*value);
     return NULL;
 }
+// Sets an option from the member `key`, a number from `least` to `most`, by default `fallback`.
 static const char *read_number(struct huggingface_config *h, const json_t *root, const char *key, double least,
                                double most, double fallback, const char *option, const char *name,
                                struct error_text *error) {
@@ -101,7 +102,7 @@ static const char *read_gpt2(struct huggingface_config *h, const json_t *root, c
     RETURN_PROBLEM(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
     RETURN_PROBLEM(read_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
     huggingface_add_setting(h, "ffn-hidden-size=%lld", (long long)inner);
-    huggingface_set_gpt2(h);
+    huggingface_complete_gpt2(h);
     return NULL;
 }
 
@@ -139,7 +140,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = which have no rotary positions: the 0s of no_rope_layers, else each no_rope_layer_interval-th (4th).
+// marks (layers) = which layers have no rotary positions: no_rope_layers' 0s, else each no_rope_layer_interval-th.
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;
@@ -175,8 +176,8 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
                ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
-// marks (layers) = which layers have a window, of `window` keys (0: none). without_rope (layers): which layers have no
-// rotary positions; SmolLM3 has its windows there. Refuses a layer_types that asks for windows the class can't have.
+// marks (layers) = which layers have a window, of `window` keys (0: none has). without_rope (layers): which layers have
+// no rotary positions; SmolLM3 has its windows there. Refuses a layer_types that contradicts `window` or the class.
 static const char *read_windows(bool *marks, int64_t window, const bool *without_rope, int64_t layers,
                                 const json_t *root, const struct architecture_traits *t, enum architecture a,
                                 const char *name, struct error_text *error) {
@@ -201,9 +202,9 @@ static const char *read_windows(bool *marks, int64_t window, const bool *without
     return NULL;
 }
 // Sets what differs between layers: windows and rotary positions. windows, without_rope (layers): zeroed scratch.
-static const char *set_layers_with_scratch(struct huggingface_config *h, bool *windows, bool *without_rope,
-                                           int64_t layers, const json_t *root, const struct architecture_traits *t,
-                                           const char *name, struct error_text *error) {
+static const char *set_layer_kinds(struct huggingface_config *h, bool *windows, bool *without_rope, int64_t layers,
+                                   const json_t *root, const struct architecture_traits *t, const char *name,
+                                   struct error_text *error) {
     int64_t window = 0;
     bool any = false;
     char *text;
@@ -225,8 +226,7 @@ static const char *set_layers_with_scratch(struct huggingface_config *h, bool *w
     free(text);
     return NULL;
 }
-// Calls set_layers_with_scratch with scratch memory. Does nothing above MAX_LAYERS, which huggingface_check_settings
-// refuses.
+// Sets what differs between layers. Does nothing above MAX_LAYERS layers, which huggingface_check_settings refuses.
 static const char *set_layers(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               int64_t layers, const char *name, struct error_text *error) {
     if (layers > MAX_LAYERS)
@@ -234,7 +234,7 @@ static const char *set_layers(struct huggingface_config *h, const json_t *root, 
     bool *marks = (bool *)calloc(2 * (size_t)layers, sizeof *marks);
     if (!marks)
         return error_format(error, "%s: out of memory for %lld layers", name, (long long)layers);
-    const char *problem = set_layers_with_scratch(h, marks, marks + layers, layers, root, t, name, error);
+    const char *problem = set_layer_kinds(h, marks, marks + layers, layers, root, t, name, error);
     free(marks);
     return problem;
 }
@@ -259,8 +259,8 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member, or no cap if the member is null. usual: the cap where the member is absent; NO_CAP for
-// none, 0 if the class refuses the member.
+// Sets a cap from a member; a null member means no cap. usual: the cap if the member is absent (NO_CAP: none), or 0 if
+// the class has no such member, which is then refused.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)

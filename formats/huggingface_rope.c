@@ -30,8 +30,8 @@ static bool rope_member_is_known(const char *key) {
             return true;
     return false;
 }
-// Adds the members of `from`, which may be NULL, to `rope`. `type` becomes rope_type, and null counts as absent.
-// Refuses an unknown member, an object, and a value that differs from rope's. where: the place of `from` in the file.
+// Adds the members of `from` (NULL: none) to `rope`. Renames `type` to rope_type, and leaves out null members. Refuses
+// an unknown member, an object, and a value other than the one that `rope` has. where: what messages call `from`.
 static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
     const char *key;
     json_t *value;
@@ -76,6 +76,7 @@ static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope
                         phi3 ? "default or longrope" : "default, linear, llama3, yarn or longrope");
 }
 
+// Sets an option from the member `key`, a number of at least `least`, by default `fallback`.
 static const char *rope_number(struct huggingface_config *h, const json_t *rope, const char *key, double least,
                                double fallback, const char *option, const char *name, struct error_text *error) {
     double value;
@@ -116,8 +117,8 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before the scaling: the member at the top, else among the rotary settings, else
-// max_position_embeddings. Phi-3 has 4096 at the top by default. It is an error if both places differ.
+// *original = the longest sequence before the scaling: root's member, else rope's, else max_position_embeddings.
+// Without root's member, Phi-3 has 4096. It is an error if root and rope differ.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
@@ -219,8 +220,8 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets the windowed layers' theta if their settings, `sliding` (NULL: without a scaling), differ from the full layers'.
-// Refuses a scaling that only the windowed layers have.
+// Sets the windowed layers' theta if their settings, `sliding`, differ from the full layers'. sliding NULL: they have
+// no scaling, and the default theta. Refuses a scaling of theirs that is not the full layers'.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -250,7 +251,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// Gathers the settings of all or the full layers in `rope`, empty before. *sliding: the windowed layers', or NULL.
+// Gathers the settings of all or the full layers in `rope`, empty before. *sliding = the windowed layers', or NULL.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;
@@ -283,7 +284,7 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
-// Sets the rotary settings that CWM has if a file has no rope_parameters or rope_scaling, whatever rope_theta it has.
+// Sets the rotary settings of a CWM whose file has no rope_parameters or rope_scaling. Its rope_theta is ignored.
 static void rope_set_cwm(json_t *rope) {
     json_object_set_new(rope, "rope_type", json_string("llama3"));
     json_object_set_new(rope, "rope_theta", json_real(1e6));

@@ -5,7 +5,7 @@
 #include <string.h> // strlen, strncmp, memset
 
 #include "formats/huggingface.h"        // struct huggingface_config
-#include "formats/huggingface_traits.h" // huggingface_set_gpt2
+#include "formats/huggingface_traits.h" // huggingface_complete_gpt2
 #include "runtime/machine/error.h"      // fail
 
 int huggingface_own_options(const struct option_row **rows) {
@@ -52,7 +52,7 @@ void huggingface_set_defaults(struct huggingface_config *h) {
         if (!huggingface_setting(h, option_display(name, rows[i]->name)))
             huggingface_add_setting(h, "%s=%s", name, rows[i]->default_text);
 }
-void huggingface_set_gpt2(struct huggingface_config *h) {
+void huggingface_complete_gpt2(struct huggingface_config *h) {
     huggingface_add_setting(h, "normalization=LayerNorm");
     huggingface_add_setting(h, "position-embedding-type=learned_absolute");
     if (!huggingface_setting(h, "activation"))

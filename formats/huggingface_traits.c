@@ -1,5 +1,4 @@
-// Holds a row for each architecture: what sets its config.json apart from another architecture's. Converts numbers and
-// lists of layers for config.json's reader and writer.
+// Holds a row for each architecture. Converts numbers and lists of layers for config.json's reader and writer.
 #include "formats/huggingface_traits.h"
 
 #include <stdlib.h> // malloc, strtod

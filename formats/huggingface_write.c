@@ -8,7 +8,7 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
-// Returns config.json's word for the activation, a constant. A class with a gate may lack it, or mean another by it.
+// Returns config.json's word for the activation, a constant. An architecture may read it as another one, or refuse it.
 static const char *activation_word(const struct config *c) {
     switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
@@ -112,8 +112,8 @@ static void write_local(struct json *json, const char *key, const struct config 
         json_decimal_double(json, key, c->model.rotary_base_local);
 }
 
-// Writes the settings twice, for old and new readers. Before transformers 5 readers look for rope_theta at the top and
-// the rest in rope_scaling, which transformers 5 also reads first where it is there.
+// Writes the settings twice: in rope_parameters, and, for readers before transformers 5, as rope_theta at the top and
+// the rest in rope_scaling. transformers 5, too, reads rope_scaling first where it is there.
 void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
                             enum architecture a) {
     const bool neox = t->form == FORM_GPT_NEOX, phi3 = a == ARCHITECTURE_PHI3;
@@ -148,7 +148,7 @@ void huggingface_write_rope(struct json *json, const struct config *c, const str
     json_object_end(json);
 }
 
-// Writes the windows' members. sliding_window is a number even without windows if the class makes both masks anyway.
+// Writes the windows' members. A class of WINDOWS_LAYERS needs a number as sliding_window even without windows.
 static void write_windows(struct json *json, const struct config *c, const struct architecture_traits *t) {
     const int window = config_window(c);
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);

@@ -21,7 +21,7 @@ static void skip_space(struct json_scan *scan) {
     while (scan->at < scan->end && (*scan->at == ' ' || *scan->at == '\t' || *scan->at == '\n' || *scan->at == '\r'))
         scan->at++;
 }
-// Takes white space and the next character, whichever it is. Returns whether there was one, and it is `character`.
+// Takes white space and the next character, whichever it is. Returns whether there was one and it was `character`.
 static bool take(struct json_scan *scan, int character) {
     skip_space(scan);
     return scan->at < scan->end && *(scan->at++) == character;
@@ -160,6 +160,7 @@ static bool scan_number(struct json_scan *scan) {
     return scan->at - begin <= LONGEST_NUMBER;
 }
 
+// Scans a member. Copies its string if its name is `field`. If it begins the path `field`, seeks the rest in its value.
 static bool scan_member(struct json_scan *scan, const char *field, int depth) {
     const unsigned char *key = scan->at + 1;
     size_t unused;
@@ -200,8 +201,8 @@ static bool scan_array(struct json_scan *scan, int depth) {
     } while (take_if_next(scan, ','));
     return take(scan, ']');
 }
-// Scans the next value, which lies inside `depth` others. Copies the string `field`, which may be a path with dots, if
-// it's in the value, to scan->text; NULL seeks none. Returns false where the line needs another parser.
+// Scans the next value, which lies inside `depth` others. If it has the field, a name or a path with dots, copies the
+// field's string to scan->text. field NULL: seeks none. Returns false where the line needs another parser.
 static bool scan_value(struct json_scan *scan, const char *field, int depth) {
     static const char *const words[] = {"true", "false", "null"};
     size_t unused;

@@ -54,5 +54,5 @@ void llmc_settings(struct huggingface_config *h, const struct llmc_header *heade
     huggingface_add_setting(h, "ffn-hidden-size=%d", 4 * header->channels);
     huggingface_add_setting(h, "norm-epsilon=1e-5");
     huggingface_add_setting(h, "untie-embeddings-and-output-weights=false");
-    huggingface_set_gpt2(h);
+    huggingface_complete_gpt2(h);
 }

@@ -15,7 +15,7 @@ struct llmc_header {
 };
 
 __BEGIN_DECLS
-// *h = the header in `data`, a file's first `available` bytes. file_bytes, its length, must fit. NULL or the problem.
+// *h = the header in `data`, the first `available` of a file's file_bytes, which must fit it. NULL or the problem.
 const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                        const char *name, struct error_text *error);
 // *h = the options of the model that `header` describes, unchecked, with defaults. huggingface_free frees them.

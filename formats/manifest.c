@@ -127,7 +127,7 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
     return NULL;
 }
 
-// Fills the empty manifest from the file's JSON. After an error it may hold some files; the text lacks the file's name.
+// Fills the empty manifest from the file's JSON. An error may leave some files in it; its text lacks the file's name.
 static const char *manifest_parse_json(struct manifest *manifest, const json_t *root, struct error_text *error) {
     static const char *const keys[] = {"version", "step", "files"};
     int64_t version = 0;

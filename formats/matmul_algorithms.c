@@ -45,8 +45,8 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// Takes "key=" and the text after it, which must not be empty. value = the text up to a space, which must come and is
-// taken too, or with `last` up to the line's end.
+// Takes "key=" and the text after it, which must not be empty: value = this text. It ends at a space, which is taken
+// too, or, with `last`, at the line's end.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);
@@ -111,7 +111,7 @@ static const char *algorithms_take_bytes(struct algorithms_line *line, unsigned 
     return good ? NULL : algorithms_wrong(&before, "algorithm= and 128 hexadecimal digits");
 }
 
-// Appends the product of a line. Refuses more than MATMUL_ALGORITHMS_ROWS products, and a key that an earlier line has.
+// Appends the product that a line has. Refuses more than MATMUL_ALGORITHMS_ROWS products, and a key of an earlier line.
 static const char *algorithms_read_row(struct matmul_algorithms *x, struct algorithms_line *line,
                                        const char *const *key_names) {
     struct matmul_algorithm *const row = &x->rows[x->count];

@@ -46,8 +46,8 @@ bool text_is_mixture(const char *text) {
 
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// Makes a short name (size bytes) of a list of patterns: the list's last `folders` + 1 components, up to a comma,
-// without wildcards, a last .bin or .idx, and separators at its ends. Returns whether the list has more components.
+// Makes a short name (size bytes) of a list of patterns: its last `folders` + 1 components, as a path's, up to a comma.
+// Leaves out wildcards, a last .bin or .idx, and separators at the ends. Returns whether the list has more.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -67,7 +67,7 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
-// Whether an earlier part has the name, or short_name, with any `folders`, gives it to a part other than `part`.
+// Whether an earlier part has the name, or short_name makes it of a part other than `part`, with any `folders`.
 static bool is_taken(const struct mixture *mixture, int part, const char *name) {
     char other[NAME];
     for (int i = 0; i < mixture->count; i++) {
@@ -82,7 +82,7 @@ static bool is_taken(const struct mixture *mixture, int part, const char *name) 
     }
     return false;
 }
-// Names each part by the fewest last components (short_name) that no other has, or by its pattern, maybe with a number.
+// Names each part by short_name with the fewest folders that no other part shares, else by its pattern, maybe numbered.
 static void name_parts(struct mixture *mixture) {
     enum { LONGEST = 200 };
     char own[NAME];
@@ -194,7 +194,7 @@ static uint64_t weights_sum(const struct mixture *mixture) {
         sum += mixture->parts[i].weight;
     return sum;
 }
-// Returns the part to take next after taken[i] < 2^31 of part i: the first part with the least (2 taken + 1) / weight.
+// Returns the next sample's part, after taken[i] < 2^31 of part i: the first with the least (2 taken + 1) / weight.
 static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     int best = -1;
     for (int i = 0; i < mixture->count; i++) {
@@ -205,8 +205,8 @@ static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     }
     return best;
 }
-// Counts each part's samples among the mixture's first n: *cycles whole rounds, then taken (count). A round has as many
-// samples as the weights' sum, and of each part as many as its weight. Returns the part of sample n.
+// Counts each part's samples among the mixture's first n: weight in each of *cycles whole rounds, and taken (count)
+// after these. A round has as many samples as the weights' sum. Returns the part of sample n.
 static int count_taken(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
     const uint64_t all = weights_sum(mixture), rest = n % all, parts = (uint64_t)mixture->count;
     // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.

@@ -1,9 +1,8 @@
 // A mixture of sets of token shards, as '0.7 web_*.bin 0.3 code_*.bin' names it: which set a sample of the run is of.
 // Weights count samples. They become integers, and the order follows only from these: the samples j = 0, 1, ... of set
 // i are put in order by (2j + 1) / weight_i, ties by i. So after n samples of the run a set with the share w of the
-// weights has given w n samples, give or take one or two. No state is kept: the place of any sample is computed, by
-// integers that are exact on each machine. Each set has its order and epochs (formats/sample_order.h) as if it were the
-// only set.
+// weights has given w n samples, give or take one or two. No state is kept: a sample's place is computed, by integers
+// that are exact on each machine. Each set has its order and epochs (sample_order.h) as if it were the only set.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -33,17 +32,17 @@ struct mixture_place {
 __BEGIN_DECLS
 // Whether a text describes a mixture: it has several words, the first one a number, and is not the name of a file.
 bool text_is_mixture(const char *text);
-// Fills *mixture, for mixture_close, from the text of a mixture (text_is_mixture), or one set's patterns with commas
-// between. A \ keeps a space in a mixture's pattern. first_sample, `before`: 0. A bad text ends the program.
+// Fills *mixture, for mixture_close, from the text of a mixture (text_is_mixture), or from one set's list of patterns.
+// A \ keeps a space in a mixture's pattern. first_sample and each `before` are 0. A bad text ends the program.
 void mixture_parse(struct mixture *mixture, const char *text, const char *option);
 void mixture_close(struct mixture *mixture);
 // path (size bytes) = a file that any set's patterns match. False: none, or no room. A bad text ends the program.
 bool mixture_find_file(const char *text, const char *option, char *path, size_t size);
 
-// Returns the place of a sample of the run, first_sample or later. Reads only the parts' weight and `before`.
+// Returns the part from which a sample of the run, first_sample or later, is taken, and which sample of the part's own
+// order it is. Of the parts, reads only weight and `before`.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
-// The number of a part's samples that were taken before `sample` of the run (first_sample or later), `before` included.
+// The number of a part's samples that were taken before `sample` of the run (first_sample or later), with its `before`.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);
-// Returns the part's share of the weights, 0 to 1.
 double mixture_share(const struct mixture *mixture, int part);
 __END_DECLS

@@ -1,6 +1,5 @@
 // Unicode's canonical composition, NFC (UAX #15), which Qwen's tokenizers apply before they split text: an "e" and a
-// combining acute become one character. The tables are the `tokenizers` package's, which normalizes by Unicode 9 and
-// leaves some hundred newer marks unsorted, here too, so that token ids agree.
+// combining acute become one character. The tables are the `tokenizers` package's, of Unicode 9, so that ids agree.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -112,7 +112,7 @@ static const char *add_target(struct peft_config *c, size_t *used, const json_t 
     *used += length;
     return NULL;
 }
-// Sets c->targets from target_modules: names or PEFT_ALL_LINEAR, no regular expression. May be set after an error, too.
+// Sets c->targets from target_modules: names or PEFT_ALL_LINEAR, no regular expression. An error may leave some there.
 static const char *read_targets(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     const json_t *value = json_object_get(root, "target_modules");
     size_t used = 0;

@@ -1,7 +1,6 @@
-// adapter_config.json of a folder of LoRA adapters as peft has it (peft's src/peft/tuners/lora/config.py).
-// run/adapters.cuh does the same for its tensors. A setting that changes the result and that this program does not have
-// is refused by its name, as is an unknown setting, unless it is off (null, false, an empty list or object). Functions
-// with an `error` return NULL when all is well, else what is wrong, in `error`.
+// adapter_config.json of a folder of LoRA adapters as peft has it (peft's src/peft/tuners/lora/config.py). A setting
+// that changes the result and that this program does not have is refused by its name, as is an unknown setting, unless
+// it is off (null, false or empty). Functions with an `error` return NULL or, in `error`, what is wrong.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -14,7 +14,7 @@ void piece_cache_free(struct piece_cache *cache); // NULL is fine
 // Returns a piece's *count ids, in the cache's memory, valid until the next piece_cache_put. NULL if it is not there.
 const int32_t *piece_cache_find(const struct piece_cache *cache, const unsigned char *text, size_t bytes,
                                 size_t *count);
-// Puts a piece's ids (count) in its slot, in place of another's. Does nothing above MAX_PIECE bytes or MAX_IDS ids.
+// Puts a piece's ids (count) in its slot, over what was there. Does nothing above MAX_PIECE bytes or MAX_IDS ids.
 void piece_cache_put(struct piece_cache *cache, const unsigned char *text, size_t bytes, const int32_t *ids,
                      size_t count);
 __END_DECLS

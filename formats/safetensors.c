@@ -11,8 +11,7 @@
 
 enum { SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
-// The types in the reference implementation's order. A file holds the last row's tensors first, so that each is
-// aligned.
+// The types in the reference implementation's order. A file has the last row's tensors first, so that each is aligned.
 static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
     const char *name;
@@ -491,7 +490,7 @@ static int safetensors_by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// Whether the name can only be of a file beside the index.
+// Whether the name is a mere file name, which can't lead out of the index's folder.
 static bool safetensors_is_file_name(const char *name) { return *name && !strpbrk(name, "/\\") && !strstr(name, ".."); }
 
 void safetensors_index_close(struct safetensors_index *index) {

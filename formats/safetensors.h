@@ -1,11 +1,10 @@
 // safetensors: tensors in a file, and the index of a model in several files. https://github.com/huggingface/safetensors
 //    u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
 //    "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
-// Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
-// header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
-// that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
-// for byte as it writes them. Functions that return const char * return NULL or, in `error`, the file's name and a
-// problem.
+// Files are read by the reference implementation's rules. Refused besides are duplicate names, a header that begins
+// with a space (which it accepts against its own description), names with a NUL byte, a null __metadata__, types of
+// less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte for byte as it writes
+// them. Functions that return const char * return NULL or, in `error`, the file's name and a problem.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -62,8 +61,8 @@ uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype);   // bytes of an
 // Opens a file and parses its header. The caller closes it; after an error nothing is held, and closing it is harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// Parses a file's header in memory. data: the first `available` of the file's file_bytes, with the whole header if it
-// has one. The caller closes *file, from which safetensors_read can't read; after an error nothing is held.
+// Parses a file's header in memory. data: the first `available` of the file's file_bytes, with the whole header. The
+// caller closes *file; safetensors_read can't read from it. After an error nothing is held.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // Returns the tensor of that name, valid until the file is closed; NULL if there is none.

@@ -15,10 +15,10 @@ uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
     return order_mix(order_mix(order_mix(seed) + epoch) + stream);
 }
 
-// Computes a permutation of 0..n-1: the generalized Feistel network of Black and Rogaway (Ciphers with arbitrary finite
-// domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >= n; each round adds a keyed
-// function of one half to the other, modulo its range, which is invertible. A result of n or more is permuted again,
-// which is rare since a*b < n + a, and keeps the whole a permutation.
+// Computes a permutation of 0..n-1 by the generalized Feistel network of Black and Rogaway (Ciphers with arbitrary
+// finite domains, CT-RSA 2002). An index is a pair in a x b, with a*b >= n and a, b about sqrt(n). Each round adds a
+// keyed function of one half to the other, modulo its range, which is invertible. A result of n or more, rare since a*b
+// < n + a, is permuted again, which keeps the whole a permutation.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
     enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
     uint64_t a = (uint64_t)sqrt((double)n);

@@ -31,23 +31,23 @@ struct sample_order {
 };
 
 __BEGIN_DECLS
-// Returns the key of an epoch's permutation: of the shards (stream UINT64_MAX), or of the windows of shard `stream`.
+// Returns the key of a permutation of an epoch: of the windows of shard `stream` or, for UINT64_MAX, of the shards.
 uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream);
 // Returns where the permutation of 0..n-1 that `key` chooses takes `index`, which is below n.
 uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key);
 
-// Fills the zeroed *order with all shards from the start; sample_order_close frees it. windows (num_files): the samples
-// of each shard, not all 0. windows and `option` stay the caller's and must stay valid. Out of memory ends the program.
+// Fills the zeroed *order with all shards from epoch 0 on; sample_order_close frees it. windows (num_files): samples of
+// each shard, not all 0. windows and `option` stay the caller's and must stay valid. Out of memory ends the program.
 void sample_order_open(struct sample_order *order, const uint64_t *windows, int num_files, uint64_t seed, bool shuffle,
                        const char *option);
 void sample_order_close(struct sample_order *order);
-// Sets the changes of the data by first_epoch, rising from 0, and files of `changes` (count > 0). Derives the rest.
+// Sets the changes of the data from `changes` (count > 0): first_epoch, rising from 0, and files. Derives the rest.
 void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
 // Sets the changes of a run that resumes at `sample`. Shards that were added since the last change are used from the
 // first epoch that has not begun, which may begin at `sample`.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
 // Finds a sample: *file = its shard's index, *window = its window there. Keeps the epoch's order for the next call.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);
-// Returns the epoch of a sample, from 0. *part (NULL: not wanted) = how much of the epoch lies before it, 0 to 1.
+// Returns the epoch of a sample, from 0. *part (NULL: not wanted) = the share of the epoch before the sample, 0 to 1.
 uint64_t sample_order_epoch(const struct sample_order *order, uint64_t sample, double *part);
 __END_DECLS

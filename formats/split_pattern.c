@@ -42,7 +42,7 @@ struct split_rewrite {
 };
 
 // Appends bytes to `out`. Where they do not fit, sets `full` and appends nothing.
-static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
+static void split_append(struct split_rewrite *r, const char *text, size_t bytes) {
     if (bytes > SPLIT_PATTERN_REWRITTEN_LONGEST - r->length) {
         r->full = true;
         return;
@@ -50,16 +50,16 @@ static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
     memcpy(r->out + r->length, text, bytes);
     r->length += bytes;
 }
-static void split_puts(struct split_rewrite *r, const char *text) { split_put(r, text, strlen(text)); }
+static void split_append_text(struct split_rewrite *r, const char *text) { split_append(r, text, strlen(text)); }
 
-// Writes ranges of characters: within a class as they are, else as a class, which is negated with `negated`.
+// Writes ranges of characters. Within a class it writes them as they are, else as [...] or, with `negated`, as [^...].
 static void split_put_class(struct split_rewrite *r, const char *ranges, bool negated) {
-    split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
-    split_puts(r, ranges);
-    split_puts(r, r->in_class ? "" : "]");
+    split_append_text(r, r->in_class ? "" : negated ? "[^" : "[");
+    split_append_text(r, ranges);
+    split_append_text(r, r->in_class ? "" : "]");
 }
 
-// Writes white space or, with `negated`, all else: PCRE2's \s without U+180E, which Unicode 6.3 no longer counts.
+// Writes white space or, with `negated`, all else: PCRE2's \s without U+180E, which is no longer one since Unicode 6.3.
 static void split_put_space(struct split_rewrite *r, bool negated) {
     static const char space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
                                 "\\x{202f}\\x{205f}\\x{3000}";
@@ -69,8 +69,8 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes the category named by the first `letters` letters of `category`, or with `negated` all other characters. Lists
-// newer characters if PCRE2's Unicode is older than the `tokenizers` package's; refuses to negate these in a class.
+// Writes the category named by the first `letters` letters of `category`, or with `negated` all other characters. If
+// PCRE2's Unicode is older than the `tokenizers` package's, lists newer characters; these can't be negated in a class.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;
@@ -83,20 +83,20 @@ static void split_put_category(struct split_rewrite *r, const char *category, si
     }
     snprintf(text, sizeof text, "\\%c{%.*s}", negated && !is_newer ? 'P' : 'p', (int)letters, category);
     if (!is_newer) {
-        split_puts(r, text);
+        split_append_text(r, text);
         return;
     }
-    split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
-    split_puts(r, text);
+    split_append_text(r, r->in_class ? "" : negated ? "[^" : "[");
+    split_append_text(r, text);
     for (size_t i = 0; i < count; i++) {
         const struct unicode_category *newer = &unicode_newer_categories[i];
         if (memcmp(newer->category, category, letters) != 0)
             continue;
         snprintf(text, sizeof text, newer->first == newer->last ? "\\x{%x}" : "\\x{%x}-\\x{%x}", (unsigned)newer->first,
                  (unsigned)newer->last);
-        split_puts(r, text);
+        split_append_text(r, text);
     }
-    split_puts(r, r->in_class ? "" : "]");
+    split_append_text(r, r->in_class ? "" : "]");
 }
 
 // The number of the pattern's next bytes that are in `of`.
@@ -124,7 +124,7 @@ static void split_copy_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Writes the code point at r->in as \x{...}. braces: reads \x's {1 to 6 hex digits}, else \u's 4. May set r->problem.
+// Copies the code point at r->in, 4 hex digits or, with `braces`, {1 to 6}, as \x{...}. Sets r->problem for others.
 static void split_copy_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
@@ -136,12 +136,12 @@ static void split_copy_code_point(struct split_rewrite *r, bool braces) {
         return;
     }
     r->in += braces;
-    split_puts(r, "\\x{");
-    split_put(r, number, length);
-    split_puts(r, "}");
+    split_append_text(r, "\\x{");
+    split_append(r, number, length);
+    split_append_text(r, "}");
 }
 
-// Whether the escape from `escape` to r->in, within a class, is an end of a range: a hyphen stands beside it.
+// Whether the escape from `escape` to r->in, within a class, begins or ends a range: a hyphen stands beside it.
 static bool split_is_range_end(const struct split_rewrite *r, const char *escape) {
     const bool before = escape[-1] == '-' && escape[-2] != '[' && escape[-2] != '^' && escape[-2] != '\\';
     return before || (r->end - r->in > 1 && r->in[0] == '-' && r->in[1] != ']');
@@ -161,9 +161,9 @@ static void split_escape(struct split_rewrite *r) {
     else if (c == 'x' || c == 'u')
         split_copy_code_point(r, c == 'x');
     else if (c && strchr("rntf", c))
-        split_put(r, escape, 2);
+        split_append(r, escape, 2);
     else if (c && strchr(punctuation, c))
-        split_put(r, escape, 2);
+        split_append(r, escape, 2);
     else
         r->problem = "an escape but \\s \\d \\p{..} \\x{..} \\u.... \\r \\n \\t \\f and those of punctuation";
     if (!r->problem && r->in_class && c && strchr("sSdDpP", c) && split_is_range_end(r, escape))
@@ -186,7 +186,7 @@ static void split_group(struct split_rewrite *r) {
         return;
     r->group[r->depth] = length == 4 && r->in[2] == 'i' ? 'i' : r->depth ? r->group[r->depth - 1] : ' ';
     r->depth++;
-    split_put(r, r->in, length);
+    split_append(r, r->in, length);
     r->in += length;
 }
 
@@ -204,7 +204,7 @@ static void split_repetition(struct split_rewrite *r) {
     r->in += closed;
     if (!least || !closed || (r->in < r->end && strchr("+?*{", *r->in)))
         r->problem = "braces but {n}, {n,} and {n,m} with nothing behind them";
-    split_put(r, begin, (size_t)(r->in - begin));
+    split_append(r, begin, (size_t)(r->in - begin));
 }
 
 // Copies what comes next within a class: an escape, a character, or the ] that ends the class. Refuses [ and &&.
@@ -219,13 +219,13 @@ static void split_in_class(struct split_rewrite *r) {
         return;
     }
     r->in_class = *r->in != ']';
-    split_put(r, r->in++, 1);
+    split_append(r, r->in++, 1);
 }
 
 static void split_begin_class(struct split_rewrite *r) {
-    split_put(r, r->in++, 1);
+    split_append(r, r->in++, 1);
     if (r->in < r->end && *r->in == '^')
-        split_put(r, r->in++, 1);
+        split_append(r, r->in++, 1);
     if (r->in < r->end && *r->in == ']')
         r->problem = "an empty class";
     r->in_class = true;
@@ -248,7 +248,7 @@ static void split_outside_class(struct split_rewrite *r) {
         r->problem = "an anchor (^ or $)"; // Oniguruma's anchors are a line's, PCRE2's the text's
     else {
         r->depth -= c == ')' && r->depth > 0;
-        split_put(r, r->in++, 1);
+        split_append(r, r->in++, 1);
     }
 }
 

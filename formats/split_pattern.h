@@ -1,8 +1,7 @@
 // The regular expression by which a tokenizer splits text, run by PCRE2. tokenizer.json's patterns are written for
-// Oniguruma. Syntax that both engines read the same way is accepted. What differs is rewritten (white space; characters
-// newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h, nested classes, options other than (?i:...),
-// {n}+ and so on. The meaning of a pattern never changes silently. Texts must be well-formed UTF-8. Errors are texts in
-// `error` (runtime/machine/error_text.h).
+// Oniguruma. Syntax that both engines read alike is accepted. What differs is rewritten (white space; characters newer
+// than the linked PCRE2) or refused by name: anchors, \w, \b, \h, nested classes, options other than (?i:...), {n}+ and
+// so on. A pattern's meaning never changes silently. Texts must be well-formed UTF-8. Errors are texts in `error`.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

@@ -1,5 +1,4 @@
-// The digest of a document, by which scripts/prepare_data.py finds copies and decides what goes to validation: BLAKE2b
-// (RFC 7693) of 8 bytes, which Python has, too.
+// BLAKE2b (RFC 7693) of 8 bytes, by which scripts/prepare_data.py finds copies and decides what goes to validation.
 #pragma once
 #include <stdint.h>    // uint64_t
 #include <sys/cdefs.h> // __BEGIN_DECLS

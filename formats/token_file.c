@@ -115,7 +115,7 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that the sequences fill the .bin in turn. lengths: u32, in tokens of `width` bytes; pointers: u64, in bytes.
+// Checks that the sequences fill the .bin, without gaps. lengths: u32, tokens of `width` bytes; pointers: u64, bytes.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -210,7 +210,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
     return NULL;
 }
 
-// Fills *file, except its path, from the header of a shard to finetune on or of llm.c, told by its first bytes.
+// Fills *file, except its path, from the header of a shard. Its first bytes tell shards to finetune on from llm.c's.
 static const char *shard_open(struct token_file *file, const char *path, struct error_text *error) {
     unsigned char header[LLMC_HEADER_BYTES];
     int fd;
@@ -242,7 +242,6 @@ static const char *map_index(const unsigned char **index, uint64_t *bytes, const
     *index = (const unsigned char *)map;
     return NULL;
 }
-// Unmaps map_index's index; does nothing for NULL.
 static void unmap_index(const unsigned char *index, uint64_t bytes) {
     if (index)
         munmap((void *)index, bytes);

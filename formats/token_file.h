@@ -1,8 +1,7 @@
 // Files of tokens: llm.c's shards, Megatron-LM's datasets, and shards to finetune on (formats/finetune_shard.h): their
 // layout, and reading a range of tokens. A header of 256 int32 has in its ints 24..31 the digest of the tokenizer that
 // made the file, or zeros, and in int 32 a number above every id of this tokenizer, or 0; llm.c reads the first three
-// of its shards only. Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the
-// file's name. Offsets are 64 bits everywhere, since shards may exceed 2 GiB.
+// of its shards only. Functions that return const char * return NULL or, in `error`, the file's name and what is wrong.
 #pragma once
 #include "formats/tokenizer_digest.h"   // struct tokenizer_digest
 #include "runtime/machine/error_text.h" // struct error_text
@@ -36,16 +35,15 @@ const char *token_type_name(enum token_type type);       // in messages, as uint
 uint64_t token_type_bytes(enum token_type type);         // of a token
 
 // Fills the zeroed *file, but not documents and digest, from Megatron's .bin at `path` if its .idx is beside it, else
-// from a shard of llm.c or to finetune on. Nothing stays open. token_file_close frees it; not after an error.
+// from a shard of llm.c or to finetune on. Nothing stays open. token_file_close frees *file, unless there was an error.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
 // *digest = a hash, 1 to 2^63 - 1, of the file's length and of a few parts, the header among them. A file written anew
 // almost always has another digest. The cost does not depend on the length. After an error *digest is undefined.
 const char *token_file_digest(uint64_t *digest, const struct token_file *file, struct error_text *error);
-// Reads where the documents of a Megatron dataset begin into file->documents, 8 bytes each. Does nothing if they were
-// read before, or if the file has another format.
+// Fills file->documents, where documents begin, unless they were read before or the file is not of a Megatron dataset.
 const char *token_file_read_documents(struct token_file *file, struct error_text *error);
-// out (n) = the file's tokens first..first+n-1, which it has. Refuses one outside vocab_size. raw: scratch, n tokens.
+// out (n) = the file's tokens first..first+n-1, which exist. Refuses one outside vocab_size. raw: scratch, n tokens.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
 // Returns `path` with `ending` replaced, which the caller frees. NULL: the path ends otherwise, or out of memory.
@@ -58,10 +56,9 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
 // Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// Allocates and fills file->documents, NULL before, without empty documents. megatron_index_parse has taken the index.
+// Allocates and fills file->documents, NULL before. Skips empty documents. megatron_index_parse has accepted the index.
 const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
                                      struct error_text *error);
-// out (n) = the tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
-// vocabulary, and that token's value in *outside.
+// out (n) = raw's tokens, unaligned. Returns n, or the index of the first outside the vocabulary; *outside = its value.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

@@ -7,8 +7,8 @@
 #include <string.h>                // strdup, strcmp
 #include <unistd.h>                // access
 
-// Adds the file of exactly this name, as one with brackets that a shell completed. Returns glob's status.
-static int glob_name(glob_t *found, const char *name, int flags) {
+// Adds the file whose name this is, wildcards and all: a shell completes names with brackets. Returns glob's status.
+static int glob_literal(glob_t *found, const char *name, int flags) {
     char *const escaped = (char *)malloc(2 * strlen(name) + 1), *end = escaped;
     if (!escaped)
         return GLOB_NOSPACE;
@@ -23,7 +23,7 @@ static int glob_name(glob_t *found, const char *name, int flags) {
 // Adds the files that match a pattern or, where none does, the file of that name. Returns glob's status. flags: glob's.
 static int glob_pattern(glob_t *found, const char *pattern, int flags) {
     const int status = glob(pattern, flags | GLOB_BRACE | GLOB_TILDE, NULL, found);
-    return status == GLOB_NOMATCH ? glob_name(found, pattern, flags) : status;
+    return status == GLOB_NOMATCH ? glob_literal(found, pattern, flags) : status;
 }
 // Whether a list of patterns is the name of one file, which has commas in it.
 static bool is_name(const char *patterns) { return strchr(patterns, ',') && access(patterns, F_OK) == 0; }
@@ -40,7 +40,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The number of bytes of the first pattern: to a comma outside {a,b} that has no backslash, or all of a file's name.
+// The number of bytes of the first pattern, up to a comma outside {a,b} without a backslash. A file's name is one.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))

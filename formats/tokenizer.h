@@ -6,9 +6,8 @@
 // template that puts tokens before and after the text. Of byte-level BPE: normalizer NFC or none; split patterns that
 // PCRE2 reads as Oniguruma does (formats/split_pattern.h), or GPT-2's; ByteLevel. Of byte-fallback BPE the three forms
 // of formats/tokenizer_fallback.h. Anything else is refused by name: another model, as Unigram, dropout, an unknown
-// member. Only `truncation` and `padding` are ignored, as in prepare_data.py: they are about batches. An added token
-// has the id that the file gives it. Where ids below it are unused, the package renumbers it; prepare_data.py refuses
-// such a file.
+// member. Only `truncation` and `padding` are ignored: they are about batches. An added token has the id that the file
+// gives it. Where ids below it are unused, the package renumbers it; prepare_data.py refuses such a file.
 //
 // Text may be any bytes. Bytes that are not UTF-8, which the package does not take, become their byte tokens, so that
 // decoding gives them back. Where nothing is added (add_prefix_space), stripped (lstrip, rstrip) or composed (NFC),
@@ -40,7 +39,7 @@ struct tokenizer {
 
 __BEGIN_DECLS
 // Reads the tokenizer.json at `path` into *tokenizer, for tokenizer_free; after an error it holds nothing. end_of_text
-// and begin_of_text are by tokenizer_config.json beside it, else special_tokens_map.json, else tokenizer_parse.
+// and begin_of_text come from tokenizer_config.json beside it, else special_tokens_map.json, else tokenizer_parse.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
 // Parses a tokenizer.json; tokenizer_free frees *tokenizer, which holds nothing after an error. end_of_text is the
 // first that it has of <|endoftext|>, <|end_of_text|>, </s>, <eos>, else -1, and begin_of_text -1. name: for messages.
@@ -59,7 +58,7 @@ void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine
 // *path = the tokenizer.json beside a shard, data/c_train_000.bin: the first that is there of
 // data/c_train_tokenizer.json, data/c_tokenizer.json and data/tokenizer.json. False: none is, or path is too short.
 bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
-// out = `path` with `sibling` for the tokenizer.json at its end. False: another ending, no such file, out too short.
+// out = `path` with `sibling` in place of the final tokenizer.json. False: another ending, no such file, out too short.
 bool tokenizer_find_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
 // *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 after an error. Added
@@ -71,11 +70,11 @@ const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text
 const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
                                     size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
                                     struct error_text *error);
-// Whether a token is an added one, as special tokens are: a text is searched for these before all others.
+// Whether a token is an added one, as special tokens are. A text is searched for added tokens before it is split.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
 // Returns an id's text in the tokenizer, *length bytes without a 0, maybe part of a character. NULL: no such id.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
-// Whether the caller must leave out one space before a decoded text, because encoding has put one there.
+// Whether the caller must leave out a space at the beginning of a decoded text: encoding has put it there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);
 // *vocabulary = a copy of the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,

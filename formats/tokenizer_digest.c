@@ -34,7 +34,7 @@ static void put_text(FILE *out, const char *text, size_t bytes) {
 }
 
 // Whether a value counts as absent: null, false, 0, or an empty text, list or object.
-static bool says_nothing(const json_t *value) {
+static bool counts_as_absent(const json_t *value) {
     return json_is_null(value) || json_is_false(value) || (json_is_string(value) && json_string_length(value) == 0) ||
            (json_is_number(value) && json_number_value(value) == 0) ||
            (json_is_array(value) && json_array_size(value) == 0) ||
@@ -52,7 +52,7 @@ static bool put_object(FILE *out, const json_t *object) {
     uint32_t count = 0;
     bool room = names != NULL;
     for (void *i = json_object_iter((json_t *)object); i && room; i = json_object_iter_next((json_t *)object, i))
-        if (!says_nothing(json_object_iter_value(i)))
+        if (!counts_as_absent(json_object_iter_value(i)))
             names[count++] = json_object_iter_key(i);
     if (room)
         qsort(names, count, sizeof *names, compare_names);
@@ -105,8 +105,8 @@ static void set_if_absent(json_t *object, const char *name, const char *text) {
     if (!json_object_get(object, name))
         json_object_set_new(object, name, text ? json_string(text) : json_true());
 }
-// Brings the components in a value to one form, in place, since older files leave things out or name them otherwise.
-static void settle(json_t *value) {
+// Brings the components in a value, at any depth, to one form, in place: older files lack or rename some members.
+static void normalize_components(json_t *value) {
     const char *type = json_string_value(json_object_get(value, "type")), *name;
     json_t *member;
     size_t i;
@@ -126,10 +126,10 @@ static void settle(json_t *value) {
     }
     if (json_is_object(value))
         json_object_foreach (value, name, member)
-            settle(member);
+            normalize_components(member);
     if (json_is_array(value))
         json_array_foreach (value, i, member)
-            settle(member);
+            normalize_components(member);
 }
 
 struct digest_token {
@@ -156,7 +156,7 @@ static void put_tokens(FILE *out, struct digest_token *tokens, size_t count, boo
     }
 }
 
-// Appends the tokens of `vocab` that `added` lacks; a `vocab` that is no object, as a whole. False when out of memory.
+// Appends the tokens of `vocab` that `added` lacks. If `vocab` is no object, appends it as a value. False: no memory.
 static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     if (!json_is_object(vocab))
         return put_value(out, vocab);
@@ -177,7 +177,7 @@ static bool put_vocabulary(FILE *out, json_t *vocab, const json_t *added) {
     return true;
 }
 
-// Appends the id of the token `text` (bytes; NULL: none), or 0xffffffff if `vocab` has no such token or memory is out.
+// Appends the id of the token `text` (bytes; NULL: none); 0xffffffff where `vocab` lacks it, or when out of memory.
 static void put_id(FILE *out, const json_t *vocab, const char *text, size_t bytes) {
     char *copy = strndup(text ? text : "", text ? bytes : 0);
     const json_t *id = copy ? json_object_get(vocab, copy) : NULL;
@@ -199,7 +199,7 @@ static void put_merges(FILE *out, const json_t *merges, const json_t *vocab) {
     }
 }
 
-// Appends the added tokens. Adds their texts without zeros, as all of a vocabulary are, to `names`. False: no memory.
+// Appends the added tokens. Adds to `names` their texts, but none with a zero: no vocabulary has one. False: no memory.
 static bool put_added(FILE *out, const json_t *list, json_t *names) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const size_t count = json_array_size(list);
@@ -222,7 +222,7 @@ static bool put_added(FILE *out, const json_t *list, json_t *names) {
     return true;
 }
 
-// Appends what decides the ids of text without added tokens (`names`). Changes *root. False when out of memory.
+// Appends what decides the ids of text that has none of the added tokens, `names`. Changes *root. False: no memory.
 static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
     json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     json_t *merges = json_object_get(model, "merges"), *list = json_array();
@@ -240,7 +240,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
             json_array_append(list, json_object_get(root, parts[i]));
         else
             json_array_append_new(list, json_null());
-    settle(list);
+    normalize_components(list);
     const bool room = list && put_value(out, list) && put_vocabulary(out, vocab, names);
     put_merges(out, merges, vocab);
     json_decref(list);
@@ -250,7 +250,7 @@ static bool put_text_part(FILE *out, json_t *root, const json_t *names) {
 }
 
 // hash = the first bytes of SHA-256 of what `out` wrote to *data. Closes `out`; frees *data. False when out of memory.
-static bool end_half(unsigned char hash[TOKENIZER_DIGEST_HALF], FILE *out, char **data, size_t *bytes) {
+static bool finish_half_hash(unsigned char hash[TOKENIZER_DIGEST_HALF], FILE *out, char **data, size_t *bytes) {
     unsigned char whole[SHA256_BYTES];
     const bool written = fclose(out) == 0;
     if (written)
@@ -280,8 +280,8 @@ const char *tokenizer_digest_parse(struct tokenizer_digest *digest, const unsign
     FILE *added = open_memstream(&half[0], &half_bytes[0]), *text = open_memstream(&half[1], &half_bytes[1]);
     bool room = added && text && put_added(added, json_object_get(root, "added_tokens"), names) &&
                 put_text_part(text, root, names);
-    room = (!added || end_half(digest->added, added, &half[0], &half_bytes[0])) && room;
-    room = (!text || end_half(digest->text, text, &half[1], &half_bytes[1])) && room;
+    room = (!added || finish_half_hash(digest->added, added, &half[0], &half_bytes[0])) && room;
+    room = (!text || finish_half_hash(digest->text, text, &half[1], &half_bytes[1])) && room;
     json_decref(names);
     json_decref(root);
     return room ? NULL : error_format(error, "%s: out of memory for a tokenizer's digest", name);

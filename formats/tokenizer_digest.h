@@ -12,8 +12,7 @@
 // length, its elements; an object as '{', u32 members, and each in the order of the names' bytes as a text and a value.
 // `text`: the model without vocab and merges, normalizer and pre_tokenizer as a list; for each token by id u32 id, u32
 // bytes, the bytes (of a list of tokens: the list as a value); for each merge u32 left, u32 right (0xffffffff: no
-// token). `added`: for each token by id u32 id, u32 bytes, the bytes, and a byte of flags: 1 single_word, 2 lstrip, 4
-// rstrip, 8 normalized.
+// token). `added`: the tokens in this form, each with a byte of flags: 1 single_word, 2 lstrip, 4 rstrip, 8 normalized.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -28,7 +27,7 @@ struct tokenizer_digest {
 };
 
 __BEGIN_DECLS
-// *digest, *vocabulary = what the first 1024 bytes of a shard say of them (formats/token_file.h). Zeros and 0: nothing.
+// *digest, *vocabulary = what a shard's first 1024 bytes say of its tokenizer (formats/token_file.h). Zeros: nothing.
 void tokenizer_digest_of_header(struct tokenizer_digest *digest, uint32_t *vocabulary, const unsigned char *header);
 bool tokenizer_digest_known(const struct tokenizer_digest *digest);
 // *digest = the digest of a tokenizer.json, `data`, of any bytes and any kind of model. Undefined after an error.

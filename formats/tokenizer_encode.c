@@ -29,8 +29,8 @@ struct tokenizer_work {
     size_t count, room;
 };
 
-static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes) {
-    return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
+static const char *work_out_of_memory(struct tokenizer_work *work, size_t text_bytes) {
+    return error_format(work->error, "out of memory for the tokens of %zu bytes of text", text_bytes);
 }
 
 static const char *work_reserve(struct tokenizer_work *work, size_t more) {
@@ -39,7 +39,7 @@ static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     const size_t room = work->count + more > 2 * work->room ? work->count + more : 2 * work->room;
     int32_t *ids = (int32_t *)realloc(work->ids, room * sizeof *ids);
     if (!ids)
-        return work_out_of_memory(work, more);
+        return error_format(work->error, "out of memory for %zu more tokens", more);
     work->ids = ids;
     work->room = room;
     return NULL;
@@ -68,7 +68,7 @@ static const char *encode_bytes(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Encodes a piece that no pattern splits: as one token, if it is one and ignore_merges, else as its bytes, merged.
+// Encodes a piece that is split no further: as one token if ignore_merges is set and it is one, else its bytes, merged.
 static const char *encode_piece(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -163,7 +163,7 @@ static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes
 
 typedef const char *encode_function(struct tokenizer_work *work, const unsigned char *text, size_t bytes);
 
-// Encodes a list's added tokens, sorted by text, and drops the white space that they strip. All else goes to `rest`.
+// Encodes the added tokens of `list`, sorted by text, and drops white space that they strip. `rest` encodes all else.
 static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
                                 const unsigned char *text, size_t bytes, encode_function *rest) {
     size_t done = 0, stripped = 0; // stripped: where the white space after the last token with rstrip ends
@@ -229,7 +229,7 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
 
-// Encodes text whose ends no merge crosses: its characters, or the bytes of characters that are no token, merged.
+// Encodes text beyond whose ends no merge reaches: merges its characters, or the bytes of a character that is no token.
 static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     size_t count = 0;
@@ -261,7 +261,7 @@ static const char *encode_characters(struct tokenizer_work *work, const unsigned
     return NULL;
 }
 
-// Encodes a piece of the pre-tokenizer. To save memory, cuts it before marks if no merge joins a mark to what precedes.
+// Encodes a pre-tokenizer's piece. To save memory, cuts it before marks (U+2581) if no merge joins one to earlier text.
 static const char *encode_word(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -280,7 +280,7 @@ static const char *encode_word(struct tokenizer_work *work, const unsigned char 
     return problem;
 }
 
-// Encodes marked text piece by piece: with Metaspace.split each mark begins a piece.
+// Encodes text in which marks (U+2581) stand for spaces. With Metaspace.split, each mark begins a piece of its own.
 static const char *encode_words(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_fallback *f = &work->tables->fallback;
     if (!f->metaspace || !f->splits)
@@ -294,7 +294,7 @@ static const char *encode_words(struct tokenizer_work *work, const unsigned char
     return problem;
 }
 
-// Encodes normalized text without added tokens, after a Metaspace has marked it, if there is one.
+// Encodes normalized text without added tokens. A Metaspace, if there is one, first puts marks in the place of spaces.
 static const char *encode_marked(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_fallback *f = &work->tables->fallback;
     if (!f->metaspace)
@@ -307,7 +307,7 @@ static const char *encode_marked(struct tokenizer_work *work, const unsigned cha
     return problem;
 }
 
-// Encodes any bytes that have none of the added tokens that match raw text. Puts the normalizer's marks first.
+// Encodes any bytes that have none of the added tokens of raw text. First puts the normalizer's marks for spaces.
 static const char *encode_fallback(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const struct added_token *list = t->added + t->added_raw;
@@ -326,6 +326,7 @@ static const char *encode_fallback(struct tokenizer_work *work, const unsigned c
     return problem;
 }
 
+// Encodes a whole text, with add_special_tokens between the template's tokens.
 static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
                                bool add_special_tokens) {
     const struct tokenizer_tables *t = work->tables;

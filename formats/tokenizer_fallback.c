@@ -149,8 +149,8 @@ static void decode_token(unsigned char *out, uint32_t *length, const unsigned ch
         i += mark ? SPACE_MARK_BYTES - 1 : 0;
     }
 }
-// Sets decoded and decoded_offsets. As in the package, an added token decodes to the text that is searched for: its
-// normalized form, if it has one, in which a mark that was put in front becomes a space. An unused id has no bytes.
+// Sets decoded and decoded_offsets. As in the package, an added token decodes to the text that is searched for. If that
+// is its normalized form, the mark that was put in front becomes a space. An unused id has no bytes.
 static const char *make_decoded(struct tokenizer_reader *r) {
     struct tokenizer_tables *t = r->tables;
     struct tokenizer_fallback *f = &t->fallback;

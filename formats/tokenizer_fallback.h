@@ -2,16 +2,15 @@
 // forms are known. Llama 2, Mistral 7B, Phi-3: the normalizer puts a mark (U+2581) before the text and in the place of
 // each space. Gemma: it only replaces spaces, and a Split at spaces does nothing after it. Files with "legacy": false:
 // no normalizer, and a Metaspace as pre_tokenizer. The decoder turns marks into spaces and byte tokens into bytes, and
-// leaves out the first space where one was put there. Functions that take a json_t set members of tables->fallback.
-// Functions that take `r` return NULL, or what is wrong, in r->error.
+// leaves out a first space that was added. Functions that take `r` return NULL, or what is wrong, in r->error.
 #pragma once
 #include "formats/tokenizer_reader.h" // struct tokenizer_reader
 
 __BEGIN_DECLS
-// Returns the byte that a token's text, as "<0x0A>", names; -1 for another text. any_case: allows a to f, for decoding.
+// Returns the byte that a token's text names, as <0x0A> does; -1: another text. any_case: allows a to f, for decoding.
 int fallback_byte(const char *entry, size_t bytes, bool any_case);
-// Gives each ASCII character without a byte token its own token as byte_token, as in Gemma's first files. Refuses a
-// vocabulary that still lacks a token for any of the 256 bytes. The vocabulary is read before.
+// Checks that every byte has a byte token, after the vocabulary was read. If an ASCII character has none, as in Gemma's
+// first files, first makes the character's own token its byte token.
 const char *fallback_check_bytes(struct tokenizer_reader *r);
 // Sets fallback.cuts to false if token `id`, which a merge makes, has a mark behind another character.
 void fallback_note_merge(struct tokenizer_tables *tables, int32_t id);

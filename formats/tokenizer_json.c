@@ -111,7 +111,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// Returns the id of a merge's half; -1: no token. Appends the token's bytes to `scratch`, which has *scratch_bytes.
+// Returns the id of one of a merge's two tokens; -1: none. Appends its bytes to `scratch`, which has *scratch_bytes.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -215,7 +215,7 @@ static int32_t id_in_vocabulary(const char *content, const json_t *vocab) {
     return id ? (int32_t)json_integer_value(id) : -1;
 }
 
-// Replaces the text by which an added token is found by its form with marks, which `normal` owns.
+// Makes added->normal, the token's text with space marks, which is then the text by which the token is found.
 static const char *normalize_added(struct tokenizer_reader *r, struct added_token *added) {
     const struct tokenizer_fallback *f = &r->tables->fallback;
     size_t bytes = 0;
@@ -394,7 +394,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends the ids of the template's `token`, by `special` (special_tokens), to `ids` (*count, TOKENIZER_MAX_TEMPLATE).
+// Appends the template's `token` to `ids` (*count, TOKENIZER_MAX_TEMPLATE), by its ids in `special`, special_tokens.
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));

@@ -1,6 +1,5 @@
 // Reads members of a tokenizer.json, by name and type, for the files that read a tokenizer. What is not known is
-// refused by name, so that no file is read as what it is not. Functions that take `r` return NULL, or a problem, in
-// r->error.
+// refused by name: no file is read as what it is not. Functions that take `r` return NULL, or a problem, in r->error.
 #pragma once
 #include <jansson.h>   // json_t
 #include <stdbool.h>   // bool
@@ -38,7 +37,7 @@ const char *reader_expect_text(struct tokenizer_reader *r, const json_t *object,
                                const char *expected);
 // Returns the "type" of a component, which owns the text; "": it has none, is no object or is NULL.
 const char *reader_type(const json_t *object);
-// Refuses a component (NULL: null) for its type. Returns the text, never NULL, which names the types that are expected.
+// Refuses a component, or NULL, for its type. Returns the problem, never NULL, which names the types that are expected.
 const char *reader_refuse_type(struct tokenizer_reader *r, const json_t *object, const char *where,
                                const char *expected);
 // *id = `number`, which must be a token's id, 0 to TOKENIZER_MAX_IDS - 1. token: the token's text, for messages.

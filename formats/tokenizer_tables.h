@@ -1,5 +1,4 @@
-// The inside of a tokenizer (formats/tokenizer.h): tables that formats/tokenizer_json.c fills from a file, that
-// formats/tokenizer_encode.c encodes by, and that formats/tokenizer_tables.c stores and searches.
+// The inside of a tokenizer: tables that tokenizer_json.c fills from a file and by which tokenizer_encode.c encodes.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -71,12 +70,11 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins a tokenizer with empty tables, for tokenizer_free. False when out of memory, with nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets a token's kind and text, not ids_by_text. Appends `text` (maybe there already) to tables->text, which has room.
+// Sets a token's kind and text, not ids_by_text. Appends `text`, maybe there already, to tables->text, which has room.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns a copy of `text`, *out_bytes long, with a mark in front (prefix) and a mark for each space (replace). The
-// caller frees it. NULL when out of memory.
+// Returns a copy of *out_bytes, to be freed, with a mark before it (prefix) and for spaces (replace). NULL: no memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
 // Returns the slot of ids_by_text (not NULL) with the id + 1 of the token of these bytes, or a free slot (0) for it.

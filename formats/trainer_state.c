@@ -20,7 +20,7 @@ void trainer_state_free(struct trainer_state *state) {
 
 // ---- writing ----
 
-// Writes the objects "given" and "resolved": options as texts, by their names with underscores.
+// Writes the objects "given" and "resolved": the value of each option as a text, under its name with underscores.
 static void trainer_state_write_options(struct json *json, const struct options *options, const void *asked,
                                         const bool *given, const void *resolved) {
     char text[OPTION_TEXT];
@@ -47,7 +47,7 @@ static void trainer_state_write_changes(struct json *json, const struct trainer_
     }
     json_array_end(json);
 }
-// Writes "data_start" and "parts" or, of one set that the run always had, only its "data_changes".
+// Writes "data_start" and "parts". For a run that always had one set, writes only that set's "data_changes".
 static void trainer_state_write_parts(struct json *json, const struct trainer_state *state) {
     if (state->num_parts == 1 && state->data_start == 0) {
         trainer_state_write_changes(json, state->parts);
@@ -137,7 +137,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Sets a part's changes from its object, or root. Epochs must rise from 0, and the files with them, up to num_files.
+// Sets a part's changes from its object, or root. Epochs must rise from 0. Files must rise, too, up to num_files.
 static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
                                               struct error_text *error) {
     json_t *changes;

@@ -1,5 +1,4 @@
-// trainer_state.json of a checkpoint: the run's progress, data and options. Besides the parameters and the optimizer
-// state, a run needs these to go on as if it had never stopped.
+// trainer_state.json of a checkpoint: progress, data and options, with which a run goes on as if it had never stopped.
 #pragma once
 #include "formats/sample_order.h"       // struct data_change
 #include "runtime/machine/error_text.h" // struct error_text

@@ -1,5 +1,4 @@
-// The Unicode tables of formats/nfc.c and formats/split_pattern.c, which scripts/make_unicode_tables.py writes into
-// formats/unicode_tables.c.
+// The Unicode tables of nfc.c and split_pattern.c. scripts/make_unicode_tables.py writes formats/unicode_tables.c.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint32_t

@@ -1,8 +1,7 @@
 // Token ids to text, for printing samples. scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards
 // PREFIX_train_000.bin. Little-endian:
 //    8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
-//    u32 flags (1: a text's first space is left out); u32 offset[n + 1], rising from 0; then the tokens' bytes:
-//    token i is bytes offset[i] up to offset[i+1].
+//    u32 flags (1: a text's first space is left out); u32 offset[n + 1]; then the tokens' bytes, token i at offset[i].
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t, int32_t

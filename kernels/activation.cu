@@ -42,6 +42,7 @@ static inline bool activation_whole(int64_t width, const void *a, const void *b,
 enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
 // Five blocks a multiprocessor, two loads a thread, are 5 MB in flight on an H200; ptxas chooses six, with one load.
 #define ACTIVATION_BIAS_BOUNDS __launch_bounds__(ACTIVATION_THREADS, sizeof(floatX) == 2 ? 5 : 4)
+// Returns the grid of a backward with sums of columns: x counts the runs of rows, y the strips of columns.
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_num_runs(N), blocks_for(F, ACTIVATION_STRIP));
 }

@@ -90,8 +90,7 @@ struct adamw_part {
     void *m, *v;
     const uint32_t *words; // of random numbers
 };
-// Updates `count` elements of a part, by their tensor's factors f. split: the parameters have a remainder. narrow: g, m
-// and v are bf16. This is one loop, as two are slower.
+// Updates `count` elements of a part by their tensor's f. split: parameters have a remainder. One loop: two are slower.
 ALWAYS_INLINE void adamw_update_part(struct adamw_part part, int count, struct adamw_factors f, bool split,
                                      bool narrow) {
     floatX *__restrict__ params = part.params;

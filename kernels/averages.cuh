@@ -10,8 +10,7 @@ struct averages_range {
     int64_t n;
 };
 __BEGIN_DECLS
-// averages = decay averages + (1 - decay) params, which are joined with their remainders. Changes nothing where check
-// (1) is not finite; NULL counts as finite.
+// averages = decay averages + (1 - decay) params, joined with remainders, if check (1) is NULL or finite.
 void averages_update(struct averages_range r, float decay, const struct gradient_check *check, struct device *dev);
 // Swaps the averages with the parameters and their remainders. No bit is lost: a second call undoes the first.
 void averages_swap(struct averages_range r, struct device *dev);

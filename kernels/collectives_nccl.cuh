@@ -69,8 +69,7 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Returns how many collectives are in flight. Adds the times of newly finished collectives to q's, and tells q->control
-// of each. Locks q->mutex.
+// Returns how many are in flight. Adds newly finished collectives' times to q's, and tells q->control. Locks q->mutex.
 static uint64_t nccl_queue_in_flight(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
@@ -297,8 +296,7 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Makes the device's stream wait for the ticket's collective. Does nothing where a later collective has taken its
-// events, as it is done then.
+// Makes the device's stream wait for the ticket's collective, unless a later one has its events, as it is done then.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)

@@ -13,7 +13,7 @@
 #pragma once
 #include "kernels/wait_limit.cuh"     // wait_limit_open, wait_limit_message
 #include "runtime/machine/error.h"    // fail
-#include "runtime/machine/launched.h" // launched_note, launched_last
+#include "runtime/machine/launched.h" // launched_record, launched_last
 #include <stdbool.h>                  // bool
 #include <stddef.h>                   // size_t
 #include <stdint.h>                   // uint16_t, uint32_t, int64_t
@@ -147,7 +147,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launch_.dynamicSmemBytes = (shared_bytes);                                                                     \
         launch_.stream = (dev)->stream;                                                                                \
         cuda_check(wait_limit_open());                                                                                 \
-        launched_note(#kernel);                                                                                        \
+        launched_record(#kernel);                                                                                      \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
 // The number of blocks that n elements take, `each` elements a block. It is 0 for n = 0, which LAUNCH can't take.

@@ -16,13 +16,13 @@
 // Allocates `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; returns
 // NULL for 0 bytes. The caller frees it by device_free. Ends the program where there is too little.
 static void *device_allocate(size_t bytes);
-// Frees memory of device_allocate or device_reserve, with the same `bytes`; does nothing for NULL.
+// Frees memory of device_allocate or device_allocate_untouched, with the same `bytes`; does nothing for NULL.
 static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
 // that touches it first. The caller calls device_touch for each buffer in the memory.
-static void *device_reserve(size_t bytes);
-// Touches the pages of a buffer in device_reserve's memory, on the threads that ops use for them: zeroes each page's
-// first byte, which may be another buffer's, so touch all before any is used. Does nothing on the cuda target.
+static void *device_allocate_untouched(size_t bytes);
+// Touches the pages of a buffer in device_allocate_untouched's memory, on the threads that ops use for them. It zeroes
+// each page's first byte, which may be another buffer's: touch all before any is used. Does nothing on the cuda target.
 static void device_touch(void *memory, size_t bytes);
 
 // Allocates zeroed host memory, pinned on the cuda target, never NULL; host_free frees it. Ends the program on failure.
@@ -113,7 +113,7 @@ static void mapping_touch(void *memory, size_t bytes, int node) {
 
 #ifdef TARGET_CUDA
 
-static void *device_reserve(size_t bytes) {
+static void *device_allocate_untouched(size_t bytes) {
     void *memory = NULL;
     if (bytes == 0)
         return NULL;
@@ -127,7 +127,7 @@ static void *device_reserve(size_t bytes) {
     return memory;
 }
 static void device_touch(void *memory, size_t bytes) {}
-static void *device_allocate(size_t bytes) { return device_reserve(bytes); }
+static void *device_allocate(size_t bytes) { return device_allocate_untouched(bytes); }
 static void device_free(void *memory, size_t bytes) {
     if (memory)
         cuda_check(cudaFree(memory));
@@ -196,7 +196,7 @@ static inline void device_zero(void *device_memory, size_t bytes, struct device 
 
 #else
 
-static void *device_reserve(size_t bytes) {
+static void *device_allocate_untouched(size_t bytes) {
     char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
     if (bytes > 0 && !memory)
         device_out_of_memory(bytes, strerror(errno));
@@ -204,7 +204,7 @@ static void *device_reserve(size_t bytes) {
 }
 static void device_touch(void *memory, size_t bytes) { mapping_touch(memory, bytes, -1); }
 static void *device_allocate(size_t bytes) {
-    void *memory = device_reserve(bytes);
+    void *memory = device_allocate_untouched(bytes);
     device_touch(memory, bytes);
     return memory;
 }

@@ -196,7 +196,7 @@ static bool graph_end(struct work_graph *graph, struct device *dev) {
 }
 static inline bool graph_recorded(const struct work_graph *graph) { return graph->executable != NULL; }
 static void graph_launch(struct work_graph *graph, struct device *dev) {
-    launched_note("a graph");
+    launched_record("a graph");
     graph_check(cudaGraphLaunch(graph->executable, dev->stream));
 }
 static void graph_free(struct work_graph *graph) {

@@ -305,7 +305,6 @@ static inline void prefetch_bytes(const void *p, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch((const char *)p + at);
 }
-// Prefetches the cache lines of [p, p + bytes), for writing.
 static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch((const char *)p + at, 1);

@@ -29,9 +29,8 @@ struct flat_tensors {
 
 #ifdef TARGET_CUDA
 
-// Returns the row of the last tensor that begins at or before `at`: element `at` is in it, or in the gap after it. Row
-// 0 must begin at or before `at`. All lanes of a warp call with one `at`. Each lane loads a row at a time, so that a
-// search among a thousand rows waits for two loads.
+// Returns the row of the last tensor that begins at or before `at`, as row 0 must: `at` is in it or in the gap after
+// it. All lanes of a warp call with one `at`, and load a row each: a search among a thousand rows waits for two loads.
 DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
     int stride = 1, first = 0;
     while (32 * stride < tensors.count)

@@ -17,7 +17,7 @@ enum { FROZEN_ALIGNMENT = 256 }; // of the parts of a stored matrix, and of the 
 enum { FROZEN_ROWS = 128 };      // quantized together: of any number of columns these are whole blocks
 
 __BEGIN_DECLS
-// Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT; of FROZEN_FLOATX in this build.
+// Returns the bytes of a stored matrix (rows, cols), a multiple of FROZEN_ALIGNMENT.
 size_t frozen_bytes(enum frozen_format format, int64_t rows, int64_t cols);
 
 // Returns the bytes of host memory that all frozen_quantize_* calls for a matrix (rows, cols) share; 0 but for NF4.

@@ -6,8 +6,7 @@
 // such cores. The peak of a GPU that is not in the table is measured: one that shares its name with others of another
 // rate, one whose sheet leaves a doubt, and every slice of a GPU (MIG).
 //
-// The table also has the memory's GB/s and the link to the host, to predict times, and the memory that a plan may fill
-// (run/planned_gpu.cuh), as nvidia-smi prints it.
+// The table also has the memory's GB/s, the link to the host, and the memory that a plan may fill, as nvidia-smi says.
 #pragma once
 #include <ctype.h>   // isalnum
 #include <stdbool.h> // bool

@@ -213,8 +213,7 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// Does norm_backward, but leaves each run's dweight and dbias in sums (runs, 2, C), for the caller to add up. A block
-// takes a run. 16 warps fit an SM.
+// Does norm_backward, leaving each run's dweight and dbias in sums (runs, 2, C). A block takes a run, an SM 16 warps.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))

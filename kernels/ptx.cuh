@@ -1,8 +1,7 @@
-// Inline PTX, one wrapper an instruction, and beside each its model on the host. With CUDA_EMULATED defined (the
-// emulator's build, test/emu/) the same functions are compiled by the host compiler: a model says which lane holds
-// which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for mma.m16n8k16", "ldmatrix").
-// Shared memory is addressed by 32-bit byte addresses, and read and written only through these wrappers, so that the
-// emulator sees each access. g = lane / 4, t = lane % 4.
+// Inline PTX, one wrapper an instruction, and beside each its model on the host. With CUDA_EMULATED defined (test/emu/)
+// the host compiler compiles these functions: a model says which lane holds which element, as the PTX ISA's fragment
+// layouts do (sections "Matrix Fragments for mma.m16n8k16", "ldmatrix"). Shared memory has 32-bit byte addresses, and
+// is accessed only through these wrappers, so that the emulator sees each access. g = lane / 4, t = lane % 4.
 #pragma once
 #include "kernels/fp8/fp8.cuh" // fp8_encode
 #include <stdint.h>            // uint32_t
@@ -322,9 +321,8 @@ static inline float mma_tf32(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-// Adds A . B to c in fragments (32), a struct mma_fragments of each lane, as mma_m16n8k8 does. A sum of c and the eight
-// products, which a double holds all but exactly, is truncated to fp32's 24 bits, as tensor cores do (Fasi et al. 2021,
-// "Numerical behavior of NVIDIA tensor cores").
+// Does mma_m16n8k8 on fragments (32), a struct mma_fragments a lane. c + the products, all but exact in a double, is
+// truncated to 24 bits, as tensor cores do (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores").
 static inline void mma_tf32_model(void *fragments) {
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
     float a[16][8], b[8][8];

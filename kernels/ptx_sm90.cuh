@@ -193,8 +193,7 @@ PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int 
     emu_tma_store(map, from, c0, c1, c2, c3);
 #endif
 }
-// Begins to copy `bytes`, which the barrier expects, to shared memory. One thread calls. 16 divides bytes and
-// addresses.
+// Begins to copy `bytes`, which the barrier expects, to shared memory, by one thread. 16 divides bytes and addresses.
 PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -435,8 +434,7 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// Begins wgmma_shared's product, but with A in registers. Warp w's `a` has A's rows from 16 w on, as mma_m16n8k16 takes
-// them, and must not change until wgmma_wait.
+// Begins wgmma_shared's product: `a` is warp w's rows from 16 w on, as in mma_m16n8k16, and must stay until wgmma_wait.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");

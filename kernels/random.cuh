@@ -46,8 +46,9 @@ struct rounding {
     enum rounding_use use;
     int64_t first; // a multiple of 4
 };
-// Rounds x to bf16 stochastically, by `random` in [0, 65535]: away from 0 for as many of these 65,536 values as the
-// lower half of x's bits says, else toward 0. NaN, and what bf16 holds, stay. Above bf16's largest number is infinity.
+// Rounds x to bf16 stochastically: a uniform `random` in [0, 65535] rounds away from 0 with a probability equal to x's
+// distance from the next bf16 toward 0, in units of bf16's spacing. NaNs and values that bf16 holds stay as they are.
+// What rounds above bf16's largest number becomes infinity.
 HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     const uint32_t bits = float_bits(x);
     bf16 result;

@@ -1,9 +1,8 @@
 // The 8-bit codes of a block of moments stand for magnitudes in units of the block's scale, its largest magnitude
 // (Dettmers, "8-bit approximations for parallelism in deep learning", 2015). Decade i = 0..6 has n 2^i magnitudes, the
 // midpoints of as many equal parts of [0.1, 1], times 10^(i - 6). For first moments n = 1, bit 7 is the sign, and the
-// largest of the 127 is 1, not 0.993: so a block's extreme and its scale are exact, and quantizing twice is quantizing
-// once. For roots of second moments n = 2, and 1 follows the 254. What is not 0 never becomes 0, or m would be divided
-// by eps.
+// largest of the 127 is 1, not 0.993: so a block's extreme and scale are exact, and quantizing twice changes nothing.
+// For roots of second moments n = 2, and 1 follows the 254. Of these only 0 becomes 0, or m would be divided by eps.
 #pragma once
 #include "kernels/device.cuh"      // HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits, float_from_bits
@@ -96,9 +95,8 @@ HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(la
 HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // Returns the index of the magnitude nearest to y >= 0: in code_magnitudes where n = 1 and last = CODE_LAST, in
-// root_code_magnitudes where n = 2 and last = ROOT_CODE_LAST. Halfway it returns either. NaN, and y below half the
-// first magnitude above 0, give 0. Arithmetic vectorizes, unlike a search. The border of two decades is one part of the
-// lower decade above the power of ten.
+// root_code_magnitudes where n = 2 and last = ROOT_CODE_LAST. Halfway it returns either; for NaN, and y below half the
+// first magnitude above 0, 0. The border of two decades is one part of the lower decade above the power of ten.
 HOST_DEVICE int code_nearest(float y, float n, int last) {
     float power = 1e6f, count = n;
 #define DECADE(border, factor, size)                                                                                   \

@@ -26,8 +26,7 @@ HOST_DEVICE float float_from_bits(uint32_t bits) {
 #define ROUNDING_MAGIC 0x1.8p23f
 
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2. At most 0.9 ulp with fused multiply-add, 1.25 without.
-// Returns infinity above the largest float, and 0 below 2^-125.5 (x < -87), for denormals would take a second scaling
-// and nobody adds anything that small; e^NaN = NaN.
+// Infinity above the largest float; 0 below 2^-125.5 (x < -87), as denormals would take a second scaling; e^NaN = NaN.
 HOST_DEVICE float vector_expf(float x) {
     // The magic's extra 126 makes the low bits n + 126, 2^(n - 1)'s exponent field: 2^128 is no float. So p is 2 e^r.
     const float shifted = x * 0x1.715476p0f + (ROUNDING_MAGIC + 126.0f);

@@ -80,8 +80,7 @@ static void segments_abort(const char *how) {
     fprintf(stderr, "train_gpt: internal error: %s\n", how);
     abort();
 }
-// Returns the segment at hand, which it adds to the list while recording. Aborts where the recorded list has no more.
-// Ends the program if memory runs out.
+// Returns the segment at hand, added while recording. Aborts past the recorded list, ends the program without memory.
 static struct work_segment *segment_at_hand(struct work_segments *s) {
     if (s->at == s->count && s->recorded)
         segments_abort("recorded work is enqueued again with more segments than were recorded");

@@ -5,8 +5,7 @@
 // within it; if there is none, the valley is raised to its lower neighbor. This is the best-fit heuristic of Burke,
 // Kendall & Whitwell (2004) for fixed lifetimes. An item fits into one valley only: it doesn't matter which is next.
 //
-// The search is over orders. Where lifetimes nest, as activations' do, one of the first orders meets the bound.
-// Offloaded buffers arrive and leave in chains, which overlap like bricks of many sizes, and take more tries.
+// The search is over orders. Where lifetimes nest, one of the first meets the bound; offloaded buffers take more tries.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <limits.h>                // INT_MAX
@@ -41,7 +40,6 @@ struct plan_key {
     int item;
 };
 
-// Compares keys for qsort: the largest comes first, of equal ones the lowest item.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -313,10 +311,10 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Changes an order (count) around a random item that s->best has above the bound: one to six times moves a random item
-// within SKYLINE_NEAR ticks, and alike items of equal begin, to another such item's place. In half of the calls does
-// the same around every item above the bound that is like it. All else stays, as a packing near its bound is wrong in
-// few places. Returns false, having moved nothing, if no item shorter than s->ticks / 4 is above the bound.
+// Moves items in an order (count), to lower one random item that s->best has above the bound. Draws that item among the
+// items shorter than s->ticks / 4; returns false, having moved nothing, if there is none. One to six times moves a
+// random item that lives within SKYLINE_NEAR ticks of it, with the alike items of equal begin, to another such item's
+// place. In half of the calls also moves what lies alike around each item above the bound that is like the drawn one.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)

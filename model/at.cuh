@@ -20,7 +20,6 @@ static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce
     return at;
 }
 static bool at_is_range(struct at at) { return at.largest_range_rows < extent_of(at.m, at.pass).N; }
-// Whether at.produce has at least one activation of `set`, which has a bit for each of enum activation_id.
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
 // Begins a phase of layer at.l, named `op`. For a range adds "of a chunk" to the name, as plans call a range a chunk.
@@ -54,7 +53,7 @@ static struct at at_layer_below(struct at at) {
 struct norm_stats {
     float *mean, *rstd; // (rows) means and reciprocal standard deviations; mean is NULL for RMSNorm
 };
-// Returns pointers to token `first` in a norm's statistics (norm_statistics, N). They are NULL if `statistics` is NULL.
+// Returns pointers to token `first` of `statistics`: N rstd, then for LayerNorm only N means. NULL where there is none.
 static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
     if (statistics) {

@@ -154,8 +154,8 @@ static void attention_gradient(struct at at) {
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, options.any_order, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 }
-// Goes back from dproj (rows, C), the gradient of the attention projection's output, to D_QKV. Begins in this phase,
-// where dproj is live, then opens others. Writes the parameters' gradients or, if accumulates(m), adds to them.
+// Goes back from dproj (rows, C), the attention projection's output gradient, to D_QKV, also through QK norm. Begins in
+// this phase, where dproj is live, then opens others. Writes parameters' gradients or, if accumulates(m), adds to them.
 static void attend_backward(struct at at, const floatX *dproj) {
     struct gpt *m = at.m;
     const struct layer_shape *s = &m->shape.layer;

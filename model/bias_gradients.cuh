@@ -74,8 +74,8 @@ static enum linear bias_sums_owner(const struct gpt *m, enum linear linear, enum
     const bool shared = s->parallel && source == BIAS_BY_NORM && !s->norm_after;
     return shared && linear == LINEAR_ATT_PROJ ? LINEAR_MLP_PROJ : linear;
 }
-// Returns where op `source` leaves the partial sums of a bias's gradient, (bias_num_runs, outputs), live in this phase.
-// NULL if this op leaves none for the bias, for l -1, and when planning. bias_finish calls this again to read them.
+// Returns where op `source` leaves the partial sums of a bias's gradient, (bias_num_runs, outputs), kept live in this
+// phase. NULL if this op leaves none for the bias, for l -1, and when planning. bias_finish calls this to read them.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_WGRAD || l < 0 || bias_source(m, l, linear) != source)
         return NULL;

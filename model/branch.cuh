@@ -104,7 +104,7 @@ static bool norm_output_is_wanted(struct at at, const struct branch *b) {
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) || produces(at, 1u << b->before_statistics);
 }
-// Returns the sink of the norm before a branch. `data` is NULL if only statistics are wanted, and when planning.
+// Returns where the norm before a branch puts its output. `data` is NULL if the output isn't wanted, and when planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
 }
@@ -170,7 +170,7 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Runs b's projection in a new phase, if at.produce has its output. Only with a norm after it is that an activation.
+// Runs b's projection in a new phase, if at.produce has its output, which is an activation only if a norm follows it.
 static void branch_project(struct at at, const struct branch *b) {
     if (!produces(at, 1u << b->projection))
         return;
@@ -213,9 +213,9 @@ static void branch_end(struct at at, const struct branch *b) {
 
 // ---- Backward ----
 
-// Returns the gradient of what a branch adds to the stream, (rows, C). It is the stream's gradient or, with dropout or
-// a multiplier, a buffer. A call for all tokens fills the buffer in this phase, and `partial`, unless NULL, with sums
-// of its columns. A call for a range only reads the buffer.
+// Returns the gradient of what a branch adds to the stream, (rows, C). That is the stream's gradient itself or, with
+// dropout or a multiplier, a buffer. A call for all tokens computes the buffer in this phase, and writes the sums of
+// its columns to `partial` unless that is NULL. A call for a range only reads the buffer.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_unscaled(m))

@@ -16,9 +16,8 @@ static void upload_integers(struct gpt *m, int32_t *to, int32_t *pinned, const i
         memset(pinned, 0, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Begins the upload of a batch, in a phase that lasts to upload_end, with its inputs (B, T). First waits until the
-// upload two batches before, from the same pinned memory, is done. Returns the pinned memory for the batch's other
-// arrays, (2, host_batch_tokens); when planning no valid address.
+// Begins to upload a batch, first its inputs (B, T), in a phase that lasts to upload_end. First waits for the upload
+// two batches before. Returns pinned memory, (2, host_batch_tokens), for the other arrays; invalid in planning.
 static int32_t *upload_begin(struct gpt *m, enum pass pass, const int32_t *inputs) {
     const int slot = (int)(m->io.batches % 2);
     phase(m, forward_group(pass), -1, "batch");
@@ -47,8 +46,8 @@ static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     upload_end(m);
 }
 
-// Computes each query's first key and each key's last query (struct spans), (B, T) each, in this phase: if `window`,
-// for layers whose window hides keys, else for the others. Does nothing if no such layer needs them.
+// Computes each query's first key and each key's last query, (B, T) each, in this phase. With `window` they are for the
+// layers whose window hides keys, otherwise for the other layers. Does nothing if none of these layers needs them.
 static void make_spans(struct gpt *m, enum pass pass, bool window) {
     const struct extent e = extent_of(m, pass);
     bool used = false;

@@ -1,7 +1,6 @@
-// FP8 training: which tensors are quantized, and the state of their scales. In the layers that --fp8-format quantizes,
-// the three products of each linear layer multiply FP8 matrices: inputs and weights in E4M3, gradients of outputs in
-// E5M2 (hybrid) or E4M3. With --fp8-dot-product-attention so does attention (model/fp8_attention.cuh). All else is as
-// without FP8. Validation and generation compute in bf16, so that they leave no trace in the scales.
+// FP8 training: which tensors are quantized, and the state of their scales. In the layers of --fp8-format, products of
+// linear layers multiply FP8 matrices: inputs and weights in E4M3, gradients of outputs in E5M2 (hybrid) or E4M3. With
+// --fp8-dot-product-attention so does attention. Validation and generation use bf16, and don't touch the scales.
 #pragma once
 #include "config/config.h"           // struct config
 #include "config/layers.h"           // config_fp8_layers, config_attention_in_fp8
@@ -40,7 +39,7 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of per-tensor scales of all layers, of bf16 layers too; 0 without FP8. With block scales `scales` is NULL.
+// The number of per-tensor scales of all layers, even in bf16; 0 only without FP8. With block scales, `scales` is NULL.
 static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
@@ -182,10 +181,11 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
     return (size_t)fp8_num_scales(f) * sizeof(struct fp8_scale);
 }
-static size_t fp8_amaxes_bytes(const struct fp8_state *f) {
+static size_t fp8_weight_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
+// The number of bytes of the amax histories of fp8_delayed_scales, which may exist without the delayed recipe; else 0.
 static size_t fp8_history_bytes(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (size_t)delayed.count * (size_t)delayed.delay.length * sizeof(float);
@@ -201,7 +201,7 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
         return;
     f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));
     if (!f->weights_sharded)
-        f->amaxes_id = plan_add(plan, ARENA_OPTIMIZER, category, "amaxes of weights", -1, fp8_amaxes_bytes(f));
+        f->amaxes_id = plan_add(plan, ARENA_OPTIMIZER, category, "amaxes of weights", -1, fp8_weight_amaxes_bytes(f));
     if (fp8_history_bytes(f) > 0)
         f->history_id = plan_add(plan, ARENA_OPTIMIZER, category, "amax history", -1, fp8_history_bytes(f));
 }
@@ -215,7 +215,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
     if (f->scales)
         device_zero(f->scales, fp8_scales_bytes(f), dev);
     if (f->weight_amaxes)
-        device_zero(f->weight_amaxes, fp8_amaxes_bytes(f), dev);
+        device_zero(f->weight_amaxes, fp8_weight_amaxes_bytes(f), dev);
     if (f->counts)
         device_zero(f->counts, FP8_COUNTS_BYTES, dev);
     if (f->history)
@@ -253,12 +253,12 @@ static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
 
 // ---- the checkpoint's state: of delayed scales, each scale's `delayed`, then the history ----
 
-// The number of floats of the checkpoint's state: each delayed scale's `delayed`, then the histories; 0: there is none.
+// The number of floats that a checkpoint has of FP8's state; 0 without delayed scales.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (int64_t)delayed.count * (1 + delayed.delay.length);
 }
-// Copies the checkpoint's state, which must not be empty, to host memory (fp8_state_floats). Waits for the device.
+// Copies what a checkpoint has of FP8's state from the device to `to` (fp8_state_floats > 0). Waits for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);

@@ -9,7 +9,8 @@
 #include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
 #include "model/sequence.cuh"        // layer_attention_shape
 
-// Returns what the model demands of FP8 attention. This and the shape decide whether the attention can be computed.
+// Returns what the options demand of FP8 attention: backward too, FP8 outputs, sums in any order, and the gradients'
+// format.
 static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
     const struct fp8_attention_demands demands = {
         config_attention_in_fp8(c) == FP8_ATTENTION_FULL, c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
@@ -49,13 +50,13 @@ static void *fp8_attention_buffer(struct gpt *m, enum pass pass, int l, enum fp8
 static enum activation_id attention_input_id(const struct gpt *m) {
     return m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV;
 }
-// Returns q, k and v in FP8, (N, qkv_width), live in this phase; NULL when planning. Call it only where attends_in_fp8.
+// Returns q, k and v in FP8, (N, qkv_width), live in this phase; NULL when planning. Needs attends_in_fp8.
 static fp8 *attention_codes(struct gpt *m, enum pass pass, int l) {
     return (fp8 *)activation_memory(m, pass, l, attention_input_id(m));
 }
 
 // Returns where to write ACT_QKV or ACT_QKN (`id`), (rows, qkv_width), live in this phase; NULL when planning. It is
-// the activation itself, unless attention reads it in FP8: then it is a buffer, from which cast_attention_input casts.
+// the activation itself or, if attention reads it in FP8, a buffer from which cast_attention_input casts.
 static floatX *qkv_destination(struct at at, enum activation_id id) {
     struct gpt *m = at.m;
     const size_t bytes = (size_t)at.rows * (size_t)qkv_width(&m->shape.layer) * sizeof(floatX);
@@ -63,8 +64,7 @@ static floatX *qkv_destination(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts qkv_destination's values to FP8 in a new phase, if the layer's attention is in FP8 and at.produce has its
-// input. In PASS_TRAIN also takes their amaxes.
+// Casts attention's input in a new phase, if at.produce has it and it is read in FP8. In PASS_TRAIN also takes amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -143,7 +143,7 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Writes attention's gradient dqkv (N, qkv_width), RoPE undone, in this phase, by FP8 or bf16 ops. Merges options.amax.
+// Writes attention's gradient dqkv (N, qkv_width), in this phase. Undoes RoPE. Merges dqkv's amax into options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

@@ -46,6 +46,7 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
 // How a linear layer's input is kept for the weight's gradient: in floatX, if other ops of the backward read it, too;
 // in row form, if it is the output of attention in FP8, whose backward reads it; else in column form.
 enum input_form { INPUT_FLOATX, INPUT_COLUMNS, INPUT_ROWS };
+// Returns the form in which FP8 layer l keeps the input of `linear` from forward for the weight's gradient.
 static enum input_form input_form(const struct gpt *m, enum pass pass, int l, enum linear linear) {
     if (linear == LINEAR_ATT_PROJ && attends_in_fp8(m, pass, l))
         return INPUT_ROWS;
@@ -84,8 +85,8 @@ static struct fp8_matrix input_rows(struct at at, enum linear linear) {
                          FP8_INPUT, at.rows, k, fp8_scale(&m->fp8, at.l, linear, FP8_INPUT));
 }
 // Returns the cast of an FP8 layer's input to the forms that are to be made. The row form is made if at.produce has the
-// product, which reads it; for INPUT_ROWS, where it is the activation, if at.produce has the input. The column form is
-// made for INPUT_COLUMNS if at.produce has the input, except in PASS_TRAIN if the input is not kept.
+// product. With INPUT_ROWS the row form is the activation, and is made if at.produce has the input. The column form is
+// made only with INPUT_COLUMNS, if at.produce has the input and, in PASS_TRAIN, the layer keeps the input.
 static struct fp8_cast input_cast(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
@@ -157,7 +158,7 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     return false;
 }
 // Casts w (outputs, inputs) to FP8 in this phase, and returns its matrix, transposed if `which` is FP8_WEIGHT_COLUMNS.
-// Its amax is known already, except if weights_sharded: then the first forward takes it here, before the cast.
+// If weights_sharded, the forward of each micro-step first takes w's amax here; otherwise the amax is known already.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns each sequence's next-token logits (sequences, Vp), scaled and capped, on the device; NULL when planning.
-// Columns from V on are undefined. Opens phases. Only a prefill reads lengths: b's last token is lengths[b] - 1.
+// Returns next-token logits (sequences, Vp) of final_norm_buffer, scaled and capped, on the device; NULL when planning.
+// Columns from V on are undefined. Opens phases. Only a prefill reads lengths: the last token is lengths[b] - 1.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));

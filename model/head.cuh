@@ -48,8 +48,8 @@ static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
 }
 
 // Computes the losses of tokens [first, first + rows), rows <= loss_chunk, in a new phase; if m->scores also
-// target_is_largest_buffer. In training a second phase makes D_LNF and a trained head weight's gradient, to which later
-// chunks add.
+// target_is_largest_buffer. In training a second phase makes D_LNF and a trained head weight's gradient. The phase adds
+// to the weight's gradient if accumulates(m) or first > 0, else overwrites it.
 static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const enum parameter weight = head_weight(m);

@@ -17,8 +17,8 @@ static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int6
     return tensor_is_stored(t) || zero_holds_any(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets a tensor's elements [first, first + n), as far as this rank holds them, to `values` (n), on the host. Parameters
-// are rounded to floatX; a trained tensor's master weights and moving averages are exact. A stored weight follows
-// frozen_weights_set's rules. values and `rounded` (2 n), scratch memory, must stay until the device was waited for.
+// are rounded to floatX; master weights and moving averages are exact. A stored weight follows frozen_weights_set's
+// rules. No update may be in flight. values and scratch `rounded` (2 n) must stay until the device was waited for.
 static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                                floatX *rounded) {
     if (!t->frozen) {

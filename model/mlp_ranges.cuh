@@ -1,8 +1,7 @@
 // The MLP by ranges of tokens (--mlp-chunk-tokens; plans call a range a chunk), to save memory. If a layer keeps
-// neither FC nor ACT, both exist for one range at a time: the ops (model/mlp.cuh) are called for each range. A range's
-// backward makes again what it reads, from the MLP's input to the activation. The price: each range reads both weights
-// in three products, and adds to their fp32 gradients (mlp_chunk_default weighs that). Forward has other bits than
-// without ranges only where a matmul's sums depend on its number of rows.
+// neither FC nor ACT, both exist for one range at a time. A range's backward first makes again what it reads. The
+// price: each range reads both weights in three products, and adds to their fp32 gradients (mlp_chunk_default weighs
+// that). Forward has other bits than without ranges only where a matmul's sums depend on its number of rows.
 #pragma once
 #include "model/at.cuh" // struct gpt and its buffers, struct at
 
@@ -13,7 +12,7 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns the activations that block_forward must not make, because the ranges of backward will; 0: there are none.
+// Returns the activations that recomputation leaves to the ranges of backward; 0 in another pass, and without ranges.
 static uint32_t left_to_backward_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;

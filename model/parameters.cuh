@@ -100,7 +100,6 @@ static int qk_norm_statistics(const struct config *c) {
     }
     return 0;
 }
-// Whether a branch has a norm of its input.
 static bool norm_is_before(enum norm_placement placement) {
     switch (placement) {
     case NORM_PLACEMENT_PRE:
@@ -487,6 +486,7 @@ static double parameters_number(const struct model_shape *s) {
 }
 
 static int unit_of_head(void) { return 0; }
+// Returns the unit of layer l. Units are numbered in the order in which backward finishes them, so the head's is 0.
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
 
@@ -499,9 +499,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-// Appends a tensor to p->tensors and to `layout`: &p->trained or, once all trained tensors are there, &p->frozen. Puts
-// "layer.N." before its name unless `layer` is -1. If `format` is FP8 or NF4, a frozen linear weight takes bytes of the
-// stored weights (p->stored_bytes) instead of elements of `layout`.
+// Appends a tensor to p->tensors and `layout`: &p->trained or, after all trained tensors, &p->frozen. Puts "layer.N."
+// before its name unless `layer` is -1. If `format` is FP8 or NF4, a frozen linear weight takes only stored bytes.
 static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
                            enum frozen_format format) {
     if (layer >= 0) {

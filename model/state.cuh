@@ -106,7 +106,6 @@ struct step_results {
     uint64_t micro_step;  // counted over the run: the counter of the dropout masks
 };
 
-// Returns the mean loss over the targets that count; 0 if none does.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
 struct layer_kind {
@@ -280,8 +279,8 @@ static int lowest_backward_layer(const struct gpt *m) {
         return 0;
     return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
 }
-// Returns the layer whose parameters backward needs next after layer l's backward, or the head's for l = L. It is layer
-// l - 1 or, if a group ends there that recomputes layers, the first of these. -1 if it needs no further layer.
+// Returns the layer whose parameters backward needs after layer l's backward, or after the head's if l is L: l - 1 or,
+// if a recomputed group ends with l - 1, the group's first recomputed layer. Returns -1 if backward needs none.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < m->lowest_trained)
@@ -294,8 +293,9 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Returns the set of layer l's kept activations (-1: the embedding's) that are on the host until backward. OUT is in it
-// if layer l + 1 is offloaded, the rest if layer l is. The last group and what no backward reads stay on the device.
+// Returns which of layer l's kept activations are on the host until backward; l is -1 for the embedding. OUT is there
+// if layer l + 1, which reads it, is offloaded, and the others if layer l is. The last group's stay on the device, and
+// so do the activations that backward doesn't read.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -375,7 +375,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 // Returns the residual stream's gradient, (N, C), which all layers share, live in this phase; NULL when planning.
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// Returns a parameter of layer l, or of the whole model for -1, live in this phase; NULL if absent, and when planning.
+// Returns a parameter of layer l, or of the whole model for -1, live in this phase; NULL if absent or when planning.
 // Call use_unit for its unit before. For a linear weight, which may be stored in FP8 or NF4, call linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
@@ -420,7 +420,7 @@ static float residual_scale(const struct gpt *m) { return (float)m->config.model
 static bool branch_is_added_unscaled(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }
-// Returns the embedding's multiplier, rounded to floatX as Hugging Face does for Gemma. Granite's needs no rounding.
+// Returns the embedding's multiplier, rounded to floatX, as Hugging Face rounds Gemma's.
 static float embedding_scale(const struct gpt *m) {
     return to_float(to_floatX((float)m->config.model.embedding_multiplier));
 }

@@ -131,6 +131,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded. This is false in a dry run, although t->planning is true there.
 static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
+// Frees the plan and the arenas, which hold all of its buffers. First waits for the transfers in flight.
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -242,12 +243,12 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
     *ticket = 0;
 }
 
-// Does nothing. Its argument is a call that returns a buffer, and so makes the buffer live in this phase, whose ops
-// don't use it, because later phases do.
+// Does nothing. Its argument, a call that returns a buffer, makes the buffer live in this phase for later phases.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Returns scratch memory that lives only in this phase. All calls in the phase get the same memory, of the largest size
-// that any asks for. NULL for 0 bytes, and when planning. Aborts if a run asks for more bytes than were planned.
+// that any asks for. Returns NULL for 0 bytes, and while the plan is recorded. Aborts if a run or a dry run asks for
+// more bytes than were planned.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

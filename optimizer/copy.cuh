@@ -44,9 +44,8 @@ static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *n
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
-// Copies elements [at, at + n) of a stored part, as they are, to `native` in host memory: whole STATE_BLOCKs in one of
-// owned_range_next's ranges. Groups without the state take no bytes. Wait as for parameters_download first. Returns
-// when done.
+// Copies elements [at, at + n) of a stored part, unchanged, to `native` on the host: whole STATE_BLOCKs of a range from
+// owned_range_next. Groups without the state take no bytes. First wait as for parameters_download. Returns when done.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     if (part == PART_PARAMETERS)
         parameters_download(o->zero, at, n, (floatX *)native);
@@ -72,7 +71,8 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Fills the copy (c->keeps) with what this rank writes. First wait as for parameters_download. Returns when done.
+// Copies the parameters and optimizer states that this rank writes into the copy, which must exist (c->keeps). Returns
+// when that is done. First wait as for parameters_download.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;

@@ -5,10 +5,9 @@
 //   update   (places of the wave) this rank's elements of the momentum's update, in flat order
 //   whole    the matrices of the wave that this rank owns, one after the other, each aligned
 //
-// Where each rank holds all states (one rank, or ZeRO stage 0), it makes the whole update, orthogonalizes its own
-// matrices where they are, and sends their factors to all others. A wave is a run of consecutive tensors. The last wave
-// in flat order comes first: it has the first layers, which the next forward needs first. A matrix is computed in the
-// same way for any number of ranks, so that stages 0 and 1 have the same bits.
+// Where each rank holds all states (one rank, or stage 0), it makes the whole update, orthogonalizes its own matrices
+// where they are, and sends their factors to all others. A wave is a run of consecutive tensors. The last comes first,
+// as the next forward needs its layers first. A matrix has the same bits for any number of ranks.
 #pragma once
 #include "kernels/collectives.cuh"     // struct exchange_message, collective_exchange
 #include "optimizer/orthogonalize.cuh" // orthogonalize, struct newton_schulz
@@ -154,7 +153,7 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Makes waves of `tensors` tensors each and sets owners. Returns the sum of the most loaded ranks' flops of all waves.
+// Fills u->waves, `tensors` tensors each, and sets owners. Returns the sum of each wave's most loaded rank's flops.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -221,7 +220,8 @@ static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) 
     }
     return n;
 }
-// Sets waves' ranges, matrices' places in `whole`, and sizes that suffice on any rank. whole_max 0: nothing is copied.
+// Sets the elements that each wave covers, the matrices' places in `whole`, and update_max and whole_max, which suffice
+// on any rank. whole_max is 0 if no matrix is copied. The waves must have their matrices, and these their owners.
 static void muon_place_waves(struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t *used = (int64_t *)calloc((size_t)ranks, sizeof *used);
@@ -280,6 +280,7 @@ struct muon_moves {
     struct exchange_message *sends, *receives;
     int num_sends, num_receives;
 };
+// Appends a message of n elements to a list, which must have room for it, and adds 1 to *count.
 static void muon_add_message(struct exchange_message *list, int *count, int rank, floatX *data, int64_t n) {
     list[*count].rank = rank;
     list[*count].data = data;
@@ -302,8 +303,8 @@ static struct muon_moves muon_moves_to_owners(const struct muon *u, const struct
     }
     return moves;
 }
-// Lists the messages by which owners send a wave's factors to all other ranks, where nothing is sharded. As
-// muon_moves_to_owners otherwise.
+// Lists the messages by which owners send a wave's factors from `update` to the same places in all other ranks'
+// `update`, where nothing is sharded. The next call, also of muon_moves_to_owners, overwrites the lists.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -319,8 +320,7 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that a rank sends and receives, together, in a wave's exchange at most: one number for all ranks,
-// which so plan the same scratch memory. 0 if nothing is exchanged.
+// The number of bytes that any rank sends and receives, together, in a wave's exchange at most; 0 if it exchanges none.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -335,7 +335,6 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
         }
     return (size_t)most * sizeof(floatX);
 }
-// The number of messages in either list of an exchange, at most.
 static int muon_messages_max(const struct muon *u) {
     int most = 0;
     for (int i = 0; i < u->num_waves; i++) {

@@ -2,12 +2,12 @@
 #pragma once
 #include "kernels/fp8/cast.cuh"  // fp8_amax
 #include "kernels/gradients.cuh" // squares_of_ranges, squares_total
-#include "model/fp8.cuh"         // fp8_amaxes_bytes
+#include "model/fp8.cuh"         // fp8_weight_amaxes_bytes
 #include "optimizer/pieces.cuh"  // struct update, update_range
 
-// Enqueues one kind of work on all elements whose states this rank has; if these are sharded, bucket by bucket from the
-// last to the first. With `gathers`, begins to all-gather a bucket's parameters after its work, unless parameters stay
-// sharded. except_matrices leaves out the all-gathers of buckets that have matrices of Muon's.
+// Enqueues one kind of work on the elements that it covers and whose states this rank has; if states are sharded,
+// bucket by bucket from the last to the first. With `gathers`, then begins to all-gather a bucket's parameters, unless
+// parameters stay sharded. except_matrices leaves out the all-gathers of buckets that have matrices of Muon's.
 static void update_all(struct update *u, enum update_kind work, bool gathers, bool except_matrices) {
     const struct optimizer *o = u->o;
     const struct shards *s = &o->zero->shards;
@@ -27,7 +27,7 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
-        device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), o->zero->timeline->dev);
+        device_zero(o->fp8->weight_amaxes, fp8_weight_amaxes_bytes(o->fp8), o->zero->timeline->dev);
     update_all(&u, WORK_ADAMW, true, true);
 }
 static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
@@ -53,7 +53,7 @@ static void optimizer_compute_weight_amaxes(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
         return;
-    device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), z->timeline->dev);
+    device_zero(o->fp8->weight_amaxes, fp8_weight_amaxes_bytes(o->fp8), z->timeline->dev);
     for (int i = 0; i < z->table->num_tensors; i++) {
         const struct tensor *t = &z->table->tensors[i];
         uint32_t *amax = optimizer_amax(o, t);
@@ -65,7 +65,7 @@ static void optimizer_compute_weight_amaxes(struct optimizer *o) {
 
 // ---- Moving averages ----
 
-// Enqueues the update of this rank's moving averages (--ema-decay). Follows the updates, with equal adamw and check.
+// Enqueues this rank's update of moving averages. Needs --ema-decay. Follows the updates, with equal adamw and check.
 static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct update u = update_of(o, adamw, check, slots);

@@ -78,8 +78,7 @@ static struct newton_schulz newton_schulz_of(enum config_muon_coefficient_type t
     ns.steps = steps > 0 ? steps : ns.steps;
     return ns;
 }
-// Returns the coefficients of step number `step`, which counts from 0. After the list's end, the list begins anew if
-// ns->cycles; else its last row is used for all further steps.
+// Returns the coefficients of step number `step`, which counts from 0 and may lie beyond the list's end (ns->cycles).
 static struct newton_schulz_step newton_schulz_step_of(const struct newton_schulz *ns, int step) {
     return ns->list[step < ns->count ? step : ns->cycles ? step % ns->count : ns->count - 1];
 }

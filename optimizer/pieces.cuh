@@ -1,6 +1,5 @@
-// The update, piece by piece. What it reads and writes may lie in the host's memory, and is then streamed through three
-// slots of device memory: while one piece is updated, the next arrives and the previous one leaves. The kernels are the
-// same as without offload, and so are the results, to the bit.
+// The update, piece by piece. What lies in the host's memory is streamed through three slots of device memory: while
+// one piece is updated, the next arrives and the previous one leaves. The results are as without offload, to the bit.
 #pragma once
 #include "kernels/adamw.cuh"    // adamw_update
 #include "kernels/averages.cuh" // averages_update, averages_swap
@@ -64,8 +63,7 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where a piece's operand is stored. memory is NULL for a state that this rank doesn't have at all; bytes is 0
-// for a state that the piece's group doesn't have.
+// Returns where a piece's operand is stored. memory is NULL if this rank lacks the state, bytes 0 if the group does.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -118,8 +116,8 @@ static size_t slot_room(const struct optimizer *o, int64_t n) {
 #define UPDATE_SLOT_BYTES(dev) (device_is_gpu(dev) ? 64 << 20 : 1 << 20)
 #endif
 
-// Returns the slots for pieces, (UPDATE_SLOTS, o->slot_bytes) on the device, live in this phase. NULL where nothing is
-// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, plans an update's transfers too.
+// Returns the slots for pieces, (UPDATE_SLOTS, o->slot_bytes) on the device, live in this phase; NULL where nothing is
+// streamed, and while the plan is recorded. Planning sets sizes and, if `records`, plans an update's transfers.
 static void *optimizer_slots(struct optimizer *o, bool records) {
     struct timeline *t = o->zero->timeline;
     if (t->planning) {
@@ -182,7 +180,7 @@ static void compute_adamw(const struct update *u, const struct update_piece *p, 
     r.begin = p->at;
     adamw_update(r, o->tensors, u->adamw, u->check, o->zero->timeline->dev);
 }
-// Returns a piece's elements in u->update, the wave's buffer: first what is to be orthogonalized, then the factors.
+// Returns the address of a piece's elements in u->update, where factors later replace what is to be orthogonalized.
 static floatX *piece_in_wave(const struct update *u, const struct update_piece *p) {
     return u->update + (piece_place(u->o, p, optimizer_is_sharded(u->o)) - u->wave->place);
 }
@@ -293,8 +291,7 @@ static void update_add_piece(struct update *u, struct update_piece piece) {
         update_finish(u, &u->pieces[before], before);
     u->count++;
 }
-// Enqueues the update of the piece that was added last, if there is one. Makes the device's later work wait until what
-// changed is back on the host. Sets u->count to 0.
+// Enqueues the last piece's update, if any, and makes later device work wait for copies to the host. Zeroes u->count.
 static void update_finish_pieces(struct update *u) {
     const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
     if (u->count > 0)
@@ -348,7 +345,8 @@ static bool bucket_has_muon_matrices(const struct optimizer *o, const struct buc
             return true;
     return false;
 }
-// Returns an update that has no pieces yet. check and slots (of optimizer_slots), in device memory, must outlive it.
+// Returns an update that has no pieces yet. The caller keeps check and slots valid while the update is in use: check is
+// in device memory, and slots is what optimizer_slots returned.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

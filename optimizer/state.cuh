@@ -96,6 +96,7 @@ struct optimizer {
     size_t slot_bytes;
 };
 
+// Whether optimizer states are sharded, by shards_optimizer; never on one rank.
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
 
 // ---- formats and places ----
@@ -143,14 +144,14 @@ static enum state_format optimizer_format(const struct optimizer *o, enum optimi
     return o->states[id].formats[tensor_group(o->config, t)];
 }
 
-// Whether two groups are updated in different ways or stored in different formats. If not, neighboring tensors of the
-// two form one run.
+// Whether two groups are updated or stored differently. If not, neighboring tensors of the two form one run.
 static bool groups_differ(const struct optimizer *o, enum state_group a, enum state_group b) {
     bool differ = (a == GROUP_MUON) != (b == GROUP_MUON);
     for (int id = 0; id < STATE_COUNT; id++)
         differ = differ || o->states[id].formats[a] != o->states[id].formats[b];
     return differ;
 }
+// Makes o->runs: each joins neighboring tensors whose states are updated and stored in the same way (groups_differ).
 static void optimizer_make_runs(struct optimizer *o) {
     const struct parameters *table = o->zero->table;
     o->runs = (struct state_run *)calloc((size_t)table->num_tensors + 1, sizeof *o->runs);
@@ -163,8 +164,7 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// Returns the group of element `at` of the flat buffers, or another group that is updated and stored in the same way
-// (groups_differ). Sets *end to the end of the element's run.
+// Returns the group of the flat buffers' element `at`, or a group that doesn't differ. Sets *end to the run's end.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -211,6 +211,7 @@ static int64_t optimizer_elements(const struct optimizer *o, enum state_group gr
         n += o->segments[i].group == group ? o->segments[i + 1].place - o->segments[i].place : 0;
     return n;
 }
+// The number of bytes of all states that this rank has, on device and host together.
 static double optimizer_states_bytes(const struct optimizer *o) {
     double bytes = 0;
     for (int id = 0; id < STATE_COUNT; id++)
@@ -246,13 +247,13 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 
 // ---- memory ----
 
-static size_t optimizer_tensors_bytes(const struct parameters *table) {
+static size_t optimizer_tensor_table_bytes(const struct parameters *table) {
     return (size_t)table->num_tensors * sizeof(struct flat_tensor);
 }
 static size_t optimizer_buckets_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
-// Returns the place, a multiple of STATE_BLOCK, from which on states are offloaded: about `fraction` (0 to 1) of them.
+// Returns the place, a multiple of STATE_BLOCK, from which states are offloaded: about `fraction` (0 to 1) of places.
 static int64_t optimizer_offload_begin(const struct optimizer *o, double fraction) {
     const int64_t blocks = o->elements / STATE_BLOCK;
     return (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
@@ -298,7 +299,7 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     if (!trains)
         return;
     o->tensors_id =
-        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensors_bytes(zero->table));
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensor_table_bytes(zero->table));
     o->buckets_id =
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
 }
@@ -318,8 +319,8 @@ static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of tw
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
     struct device *dev = o->zero->timeline->dev;
-    struct flat_tensor *filled = (struct flat_tensor *)host_allocate(optimizer_tensors_bytes(table), dev);
-    memset(filled, 0, optimizer_tensors_bytes(table));
+    struct flat_tensor *filled = (struct flat_tensor *)host_allocate(optimizer_tensor_table_bytes(table), dev);
+    memset(filled, 0, optimizer_tensor_table_bytes(table));
     o->tensors.rows = rows;
     o->tensors.count = table->num_tensors;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -331,7 +332,7 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
         filled[i].lr_scale = (float)lr_multiplier(o->config, tensor_lr_group(t));
         o->tensors.has_amaxes = o->tensors.has_amaxes || filled[i].amax;
     }
-    device_upload(rows, filled, optimizer_tensors_bytes(table), dev);
+    device_upload(rows, filled, optimizer_tensor_table_bytes(table), dev);
     device_synchronize(dev);
     host_free(filled);
 }

@@ -1,6 +1,5 @@
-// Finds the modules that --lora-target-modules names: linear layers of the blocks, the same in every layer. Names are
-// those in the model's files: the whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as
-// q_proj. all-linear names all linear layers of the blocks.
+// Finds the linear layers of the blocks that --lora-target-modules names. A name is a module's whole name in the
+// model's files, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as q_proj; all-linear names all.
 #pragma once
 #include "config/layers.h"            // config_rotary_dims
 #include "formats/peft_config.h"      // peft_name_matches
@@ -21,7 +20,7 @@ static enum linear linear_of_weight(enum parameter weight, const struct layer_sh
             return (enum linear)i;
     return LINEAR_COUNT;
 }
-// Whether a tensor of the model's files is the weight of a module that may have an adapter; only then *module is valid.
+// Whether a tensor is the weight of a module that may have an adapter. If so, *module becomes that module.
 static bool is_adapter_module(struct adapter_module *module, const struct huggingface_tensor *t,
                               const struct layer_shape *s) {
     const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
@@ -77,7 +76,7 @@ static void targets_known(const struct target_search *s, char text[OPTION_TEXT])
     }
 }
 // Marks in s->matched the modules that a target (length bytes) names; all-linear names all that may have adapters. Ends
-// the program where the target names none, or a weight that can't have an adapter.
+// the program where the target names no module, or names a weight that can't have an adapter.
 static void target_find(struct target_search *s, const char *target, size_t length) {
     const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
     struct adapter_module module;
@@ -102,8 +101,7 @@ static void target_find(struct target_search *s, const char *target, size_t leng
     fail("--lora-target-modules: the model has no module '%.*s'; expected " PEFT_ALL_LINEAR " or names among %s",
          (int)length, target, known);
 }
-// Returns the kinds of modules that are marked in s->matched, as bits of enum lora_module. Ends the program where a
-// kind is marked in some layers only.
+// Returns the marked modules' kinds, as bits of enum lora_module. Ends the program if only some layers have one marked.
 static unsigned targets_found(const struct target_search *s) {
     unsigned modules = 0, absent = 0;
     struct adapter_module module;

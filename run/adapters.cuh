@@ -1,6 +1,4 @@
-// The adapters of LoRA in the files that peft reads and writes: adapter_config.json and adapter_model.safetensors. A
-// module with an adapter has two tensors, whatever the layout of its weight:
-//
+// LoRA's adapters in peft's adapter_config.json and adapter_model.safetensors. An adapted module has two tensors:
 //   base_model.model.MODULE.lora_A.weight   (rank, inputs)
 //   base_model.model.MODULE.lora_B.weight   (outputs, rank), outputs in the order of the file's weight
 #pragma once
@@ -18,7 +16,7 @@ static int adapter_part_of(const struct model_shape *shape, const struct adapter
             return p;
     return -1;
 }
-// pair = lora_A and lora_B of a module as the file has them: name, shape, place in *table. part: adapter_part_of's.
+// pair = lora_A and lora_B of a module as the file has them: name, shape, rows in *table. part: from adapter_part_of.
 static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
                             const struct model_shape *shape, const struct huggingface_tensor *weight,
                             const struct adapter_module *module, int part) {
@@ -41,7 +39,7 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     a->repeat = 1;
     b->ours = parameters_find(table, weight->ours->layer, row.lora_b);
     b->first_row = above;
-    b->turned_rows = weight->turned_rows > lacks ? weight->turned_rows - lacks : 0;
+    b->permuted_rows = weight->permuted_rows > lacks ? weight->permuted_rows - lacks : 0;
     b->rows = weight->transposed ? weight->cols : weight->rows;
     b->cols = shape->lora.rank;
     b->transposed = false;
@@ -112,7 +110,7 @@ static const char *adapters_load(struct gpt *m, const char *path, bool *exact, s
 
 // ---- adapter_config.json ----
 
-// Whether a module without an adapter has the last name `last`, too. GPT-2's attention and MLP each have a c_proj.
+// Whether a module without an adapter has a name that ends in `last`, too, as two modules of GPT-2 end in c_proj.
 static bool adapter_name_is_shared(const struct huggingface_tensors *weights, const struct model_shape *shape,
                                    const char *last) {
     struct adapter_module module;
@@ -124,8 +122,8 @@ static bool adapter_name_is_shared(const struct huggingface_tensors *weights, co
     }
     return false;
 }
-// Returns the names of the modules with adapters, with commas between them, which the caller frees. A name is the last
-// part, as q_proj, or the name in the layer where a module without an adapter has that last part, too.
+// Returns the names of the modules with adapters, with commas between them, which the caller frees. A name is only the
+// last part, as q_proj, unless a module without an adapter ends in it, too; then it is the name in the layer.
 static char *adapters_targets(const struct huggingface_tensors *weights, const struct model_shape *shape) {
     char *text = NULL;
     size_t bytes = 0;

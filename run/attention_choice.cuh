@@ -6,7 +6,6 @@
 #include <stdio.h>                           // snprintf
 #include <stdlib.h>                          // getenv
 
-// Which of the GPU's flash kernels may be chosen.
 enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
 
 // What a model demands of attention, beside a shape.
@@ -35,9 +34,8 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes to `reason` (size bytes) that the user rules a backend out, or "": by --attention-backend, which is `wanted`
-// (with ATTENTION_AUTO it rules none out), or by a variable of 0. For all of flash, backend is ATTENTION_FLASH. Ends
-// the program where the variable is not 0, 1, empty or unset.
+// Writes to `reason` (size bytes) how the user rules a backend out, or "": by --attention-backend, which is `wanted`,
+// or by an environment variable that is 0. backend: ATTENTION_FLASH for all of flash. A bad variable ends the program.
 static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
                                 enum attention_backend wanted) {
     reason[0] = 0;
@@ -67,8 +65,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used, or "". Where nothing rules flash out on a
-// GPU, but the GPU or the shape can't have these kernels, --flash-kernels wgmma ends the program.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used, or "". With --flash-kernels wgmma, a GPU or a
+// shape that can't have these kernels ends the program, unless the user rules out all of flash.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -86,8 +84,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes to `reason` (size bytes) why fused can't be used or, for auto, takes too much workspace, or "". May load cuDNN
-// and run fused_check: check flash before, and record graphs after. A bad variable ends the program.
+// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto to take it, or "". May
+// load cuDNN and run fused_check: check flash before, and record graphs only after. A bad variable ends the program.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -121,9 +119,9 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes to `reason` (size bytes) why cuDNN isn't asked about fused; never "". own: attention_prefers_flash's result.
-static void attention_fused_not_asked(char *reason, size_t size, enum attention_backend wanted,
-                                      const struct attention_demands *demands, bool own, struct device *dev) {
+// Writes to `reason` (size bytes) why cuDNN isn't even asked; never "". own: attention_prefers_flash's result.
+static void attention_fused_not_asked_reason(char *reason, size_t size, enum attention_backend wanted,
+                                             const struct attention_demands *demands, bool own, struct device *dev) {
     char gpu[32];
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
@@ -176,8 +174,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: its kernels for compute capability 9.0 can
-// be used, or the self-check refused them and mma.sync's can. An impossible --flash-kernels wgmma ends the program.
+// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: if its kernels for compute capability 9.0
+// can be used or, where demands->refused has those, its others. An impossible --flash-kernels wgmma ends the program.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -185,8 +183,8 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose asks cuDNN if fused can be used; if not, cuDNN need not be loaded. r, prefers_flash: from
-// attention_prefers_flash. fastest: as measured on this GPU, or ATTENTION_AUTO.
+// Whether attention_choose must ask cuDNN whether fused can be used; if not, cuDNN need not be loaded. r and
+// prefers_flash are attention_prefers_flash's. fastest: as measured on this GPU, or ATTENTION_AUTO.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
@@ -204,9 +202,9 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
     return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
-// Chooses the backend: fused where it is measured, or else known, to be faster, or where flash can't be used; else
-// flash; unfused where neither can. wanted: --attention-backend. May load and check cuDNN, so no graph may be recorded
-// before. Ends the program if no backend is left or takes the heads, or --flash-kernels wgmma is impossible.
+// Chooses the backend: fused if it is measured, or else known, to be faster, or if flash can't be used; else flash;
+// else unfused. wanted: --attention-backend. May load and check cuDNN, so no graph may be recorded before. Ends the
+// program if no backend is left, if none takes the heads' size, or if --flash-kernels wgmma is impossible.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;
@@ -225,7 +223,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     if (attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev))
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
-        attention_fused_not_asked(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
+        attention_fused_not_asked_reason(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
 
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, &demands, dev);

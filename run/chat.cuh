@@ -60,7 +60,7 @@ static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum 
 }
 
 // Encodes a text and the special tokens in it. Returns the tokens (*count), which the caller frees. An error, or a
-// token outside the model's vocabulary, ends the program. as: not ENCODE_IN_TEMPLATE, which adds tokens.
+// token outside the model's vocabulary, ends the program. `as` may not be ENCODE_IN_TEMPLATE, which adds tokens.
 static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, enum encode_as as,
                             int64_t *count) {
     struct error_text error;
@@ -140,7 +140,7 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// Returns a turn's text, which begins a chat (`first`) or ends the last answer, and begins the next answer; for free().
+// Returns the text to feed for a user's turn, with the format's text around it, for free(). first: the chat begins.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first)

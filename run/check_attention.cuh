@@ -1,7 +1,6 @@
-// Checks one backend of attention on this GPU before a run relies on it: forward and backward with the model's own
-// heads. They are compared with a second run of the backend, with sums in double on the host, and with the next simpler
-// backend. The host computes only a few rows: a token's output and dQ need one row of scores, and dK and dV of tokens
-// near the end need only the rows of the few tokens after them. With the simpler backend every row is compared.
+// Checks one backend of attention on this GPU before a run relies on it: forward and backward with the model's heads,
+// against a second run, against sums in double on the host, and against the next simpler backend. The host computes
+// only a few rows: a token's output and dQ need one row of scores, dK and dV near the end need only the last rows.
 #pragma once
 #include "attention.cuh"               // attention_forward, attention_backward
 #include "kernels/amax.cuh"            // amax_with
@@ -23,8 +22,7 @@ struct attention_check {
 
 // In fp32 the bounds are smaller by this factor: errors are about 2^-19, but 2^-11 if 1xTF32 stands in for 3xTF32.
 enum { ATTENTION_CHECK_FINER = sizeof(floatX) == 4 ? 256 : 1 };
-// The bound on a row's error, relative to the row's length. Errors are 2^-8 to 2^-6, as rows, probabilities and
-// gradients of scores are rounded to bf16 (2^-9). A row that is missing is off by its whole length.
+// The bound on a row's error, relative to the row's length. Roundings to bf16 (2^-9) make errors of 2^-8 to 2^-6.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16 / ATTENTION_CHECK_FINER;
 // The bound with dropout: the first tokens' dQ sums few numbers that cancel; it errs by up to 0.05 at p = 0.25.
 static const double ATTENTION_CHECK_DROPPED = 1.0 / 8 / ATTENTION_CHECK_FINER;
@@ -185,8 +183,8 @@ static void judge_fill_with_nans(void *memory, size_t bytes, struct device *dev)
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and backward of `backend`, the check's own or the simpler one, which sums no biases. Waits and returns
-// the results, for results_free. Outputs are NaNs before, so that what is left out, or read too early, shows.
+// Runs forward and backward of `backend`: the check's own, or the simpler one, without sums of biases. Returns the
+// finished results, for results_free. Outputs are NaNs before, so that what is left out, or read too early, shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -234,7 +232,7 @@ static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
 // Returns where head h of token `row`, b T + t, begins in out or a matrix like qkv. For dK and dV, h is a KV head.
-static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
+static int64_t judge_row_offset(const struct attention_judge *j, enum judge_kind kind, int64_t row, int h) {
     const int64_t D = j->shape.head_dim, kv = (int64_t)j->shape.num_query_groups * D;
     switch (kind) {
     case JUDGE_OUT: return row * j->out_row + h * D;
@@ -248,7 +246,7 @@ static int64_t judge_at(const struct attention_judge *j, enum judge_kind kind, i
 // Returns the row (head_dim) of head h of token `row`, b T + t, in the results. For dK and dV, h is a KV head.
 static const floatX *judge_row(const struct attention_judge *j, const struct attention_results *results,
                                enum judge_kind kind, int64_t row, int h) {
-    return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_at(j, kind, row, h);
+    return (kind == JUDGE_OUT ? results->out : results->dqkv) + judge_row_offset(j, kind, row, h);
 }
 static double judge_sum_of_squares(const floatX *x, int D) {
     double sum = 0;
@@ -307,16 +305,17 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
-    const floatX *q = j->host_qkv + judge_at(j, JUDGE_DQ, row, h),
-                 *dout = j->host_dout + judge_at(j, JUDGE_OUT, row, h);
+    const floatX *q = j->host_qkv + judge_row_offset(j, JUDGE_DQ, row, h),
+                 *dout = j->host_dout + judge_row_offset(j, JUDGE_OUT, row, h);
     double largest = -INFINITY, sum = 0, mean = 0;
     s->first = j->document_starts ? attention_first_key(j->document_starts, j->window, sequence, t) : 0;
     s->count = t + 1 - s->first;
     memset(s->out, 0, sizeof s->out);
     judge_factors_of(s, j, b, t, h);
     for (int i = 0; i < s->count; i++) {
-        const double score = (double)j->shape.scale *
-                             judge_dot(q, j->host_qkv + judge_at(j, JUDGE_DK, sequence + s->first + i, group), D);
+        const double score =
+            (double)j->shape.scale *
+            judge_dot(q, j->host_qkv + judge_row_offset(j, JUDGE_DK, sequence + s->first + i, group), D);
         const double cap = (double)j->shape.softcap;
         s->p[i] = cap > 0 ? cap * tanh(score / cap) : score;
         s->ds[i] = cap > 0 ? 1 - s->p[i] / cap * (s->p[i] / cap) : 1;
@@ -325,7 +324,7 @@ static void judge_scores_of(struct judge_scores *s, const struct attention_judge
     for (int i = 0; i < s->count; i++)
         sum += s->p[i] = exp(s->p[i] - largest);
     for (int i = 0; i < s->count; i++) {
-        const floatX *v = j->host_qkv + judge_at(j, JUDGE_DV, sequence + s->first + i, group);
+        const floatX *v = j->host_qkv + judge_row_offset(j, JUDGE_DV, sequence + s->first + i, group);
         s->p[i] /= sum;
         s->ds[i] *= s->p[i];
         s->p[i] *= (double)s->factors[i];
@@ -334,7 +333,7 @@ static void judge_scores_of(struct judge_scores *s, const struct attention_judge
             s->out[d] += s->p[i] * (double)to_float(v[d]);
     }
     for (int i = 0; i < s->count; i++) {
-        const floatX *v = j->host_qkv + judge_at(j, JUDGE_DV, sequence + s->first + i, group);
+        const floatX *v = j->host_qkv + judge_row_offset(j, JUDGE_DV, sequence + s->first + i, group);
         s->ds[i] *= (double)s->factors[i] * judge_dot(dout, v, D) - mean;
     }
 }
@@ -348,9 +347,9 @@ static void judge_undo_rope(double *x, const struct attention_judge *j, int t) {
         x[i + half] = b * c - a * s;
     }
 }
-// right (ATTENTION_MAX_HEAD_DIM) = a row of the kind, then zeros. For dK and dV, h is a KV head. Overwrites *s.
-static void judge_compute(double *right, const struct attention_judge *j, struct judge_scores *s, enum judge_kind kind,
-                          int b, int t, int h) {
+// right (ATTENTION_MAX_HEAD_DIM) = a row by the host's sums, then zeros. For dK and dV, h is a KV head. Overwrites *s.
+static void judge_row_by_host(double *right, const struct attention_judge *j, struct judge_scores *s,
+                              enum judge_kind kind, int b, int t, int h) {
     const int D = j->shape.head_dim, heads_a_group = j->shape.num_heads / j->shape.num_query_groups;
     const int64_t sequence = (int64_t)b * j->shape.T;
     const double scale = (double)j->shape.scale;
@@ -364,9 +363,10 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
         judge_scores_of(s, j, b, t, h);
         for (int i = 0; i < s->count; i++)
             for (int d = 0; d < D; d++)
-                right[d] += scale * s->ds[i] *
-                            (double)to_float(
-                                j->host_qkv[judge_at(j, JUDGE_DK, sequence + s->first + i, h / heads_a_group) + d]);
+                right[d] +=
+                    scale * s->ds[i] *
+                    (double)to_float(
+                        j->host_qkv[judge_row_offset(j, JUDGE_DK, sequence + s->first + i, h / heads_a_group) + d]);
         break;
     case JUDGE_DK:
     case JUDGE_DV:
@@ -375,8 +375,8 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
                 judge_scores_of(s, j, b, query, head);
                 if (s->first > t)
                     continue;
-                const floatX *q = j->host_qkv + judge_at(j, JUDGE_DQ, sequence + query, head);
-                const floatX *dout = j->host_dout + judge_at(j, JUDGE_OUT, sequence + query, head);
+                const floatX *q = j->host_qkv + judge_row_offset(j, JUDGE_DQ, sequence + query, head);
+                const floatX *dout = j->host_dout + judge_row_offset(j, JUDGE_OUT, sequence + query, head);
                 for (int d = 0; d < D; d++)
                     right[d] += kind == JUDGE_DK ? scale * s->ds[t - s->first] * (double)to_float(q[d])
                                                  : s->p[t - s->first] * (double)to_float(dout[d]);
@@ -393,7 +393,8 @@ static void judge_compute(double *right, const struct attention_judge *j, struct
 static double judge_allowed_distance(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
-// Returns what a row's squared error is divided by: the row's square or, if larger, the kind's mean (dK, dV: a share).
+// Returns what a row's squared error is divided by: the row's square or, if larger, the mean square of the kind's rows.
+// For dK and dV, of which some rows are short, only a share of the mean counts.
 static double judge_yardstick(enum judge_kind kind, double square, double mean) {
     const double share = ATTENTION_CHECK_SHORT * ATTENTION_CHECK_SHORT;
     switch (kind) {
@@ -409,8 +410,8 @@ struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
-// Compares rows that the host computed (samples) with a backend's. Writes what is wrong to reason (size bytes), empty
-// before. Raises *largest to the largest relative distance. Samples cap the mean square: wrong rows may raise it.
+// Compares a backend's rows with the host's (samples). Writes what is wrong to reason (size bytes), empty before.
+// Raises *largest to the largest relative distance. The largest sample caps the mean square: wrong rows may raise it.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -456,7 +457,7 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
                 sample->t = tokens[i];
                 sample->h = ends[(i + b) % 2];
                 sample->square = 0;
-                judge_compute(sample->right, j, &s, kind, b, sample->t, sample->h);
+                judge_row_by_host(sample->right, j, &s, kind, b, sample->t, sample->h);
                 for (int d = 0; d < j->shape.head_dim; d++)
                     sample->square += sample->right[d] * sample->right[d];
             }
@@ -535,8 +536,8 @@ static void judge_by_sums(char *reason, size_t size, const struct attention_judg
 
 // The ways to judge a backend: by a second run and the host's sums, or by the simpler backend, which may be wrong.
 enum judge_stage { JUDGE_BY_ITSELF, JUDGE_BY_SIMPLER };
-// Checks a backend on this GPU. Writes what is wrong to `reason` (size bytes), or "", also where JUDGE_BY_SIMPLER has
-// no right simpler backend to compare with. Raises *largest to the largest relative distance.
+// Checks a backend on this GPU. Writes what is wrong to `reason` (size bytes), or "" if nothing is. JUDGE_BY_SIMPLER
+// writes "", too, without a right simpler backend. Raises *largest to the largest relative distance.
 static void check_attention(char *reason, size_t size, const struct attention_check *check, enum judge_stage stage,
                             int multiprocessors, double *largest, struct device *dev) {
     reason[0] = '\0';

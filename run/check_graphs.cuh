@@ -1,6 +1,5 @@
-// The self-check of CUDA graphs: the first micro-step of a start is enqueued kernel by kernel, and then as a graph.
-// Before each, activations are NaNs and gradients zeros, so that lost work shows. The loss and the sum of the
-// gradients' squares must have the same bits, else the run uses no graph. The check leaves no trace but the graph.
+// The self-check of CUDA graphs: a start's first micro-step is computed kernel by kernel, then as a graph, each over
+// NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph.
 #pragma once
 #include "run/self_check.cuh" // self_check_any_rank_wants
 
@@ -19,10 +18,11 @@ struct graph_check_scales {
 // Returns a host copy of the state of FP8's scales; the caller frees each s.host[i]. Waits for the device.
 static struct graph_check_scales graph_check_save(struct gpt *m) {
     struct fp8_state *f = &m->fp8;
-    struct graph_check_scales s = {{f->scales, f->weight_amaxes, f->counts, f->history},
-                                   {NULL, NULL, NULL, NULL},
-                                   {fp8_scales_bytes(f), fp8_amaxes_bytes(f), FP8_COUNTS_BYTES, fp8_history_bytes(f)},
-                                   f->weights_known};
+    struct graph_check_scales s = {
+        {f->scales, f->weight_amaxes, f->counts, f->history},
+        {NULL, NULL, NULL, NULL},
+        {fp8_scales_bytes(f), fp8_weight_amaxes_bytes(f), FP8_COUNTS_BYTES, fp8_history_bytes(f)},
+        f->weights_known};
     for (int i = 0; i < 4; i++)
         if (s.device[i]) {
             s.host[i] = malloc(s.bytes[i]);
@@ -46,8 +46,8 @@ static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step after filling activations with NaNs, gradients with 0. Returns the loss and the
-// squares of this rank's gradients; 0: not complete. Changes FP8's scales. Waits for the device. Every rank calls this.
+// Runs the step's first micro-step, over activations of NaNs and gradients of 0. Returns the loss, and the sum of this
+// rank's squared gradients, 0 if they aren't complete. Changes FP8's scales. Waits for the device. All ranks call this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
@@ -116,7 +116,6 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
 
 #else
 
-// Does nothing: only a GPU has graphs.
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
 
 #endif

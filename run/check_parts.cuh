@@ -1,5 +1,4 @@
-// The self-check of FP8's casts and of copies between the memories of host and device, on known numbers before the
-// first step. There is nothing simpler to fall back on: the program ends where one is wrong.
+// The self-check of FP8's casts and of copies between host and device, on known numbers: a wrong one ends the program.
 #pragma once
 #include "run/self_check.cuh" // self_check_any_rank_wants
 
@@ -19,7 +18,7 @@ struct cast_check {
     uint64_t counts[FP8_COUNTS];
 };
 
-// Fills c->x with numbers in [-2, 2), times 2^0 to 2^-23 by the row: one scale for the whole matrix flushes some to 0.
+// Fills c->x with numbers in [-2, 2), times 2^0 to 2^-23 by the row, so that one scale for all rows flushes some to 0.
 static void cast_fill(struct cast_check *c) {
     uint32_t seed = 1;
     for (int i = 0; i < CAST_ELEMENTS; i++) {
@@ -41,7 +40,7 @@ static struct fp8_cast cast_of(struct cast_check *c, enum fp8_format format, enu
     to.counts = c->counts;
     return to;
 }
-// Casts right->x on the host: into ->rows, or ->columns if `transposed`, and inverse scales (FP8_PER_TENSOR: ->scale).
+// Casts right->x on the host to ->rows, or transposed to ->columns. Sets inverse scales (FP8_PER_TENSOR: in ->scale).
 static void cast_by_host(struct cast_check *right, enum fp8_format format, enum fp8_granularity granularity,
                          bool transposed) {
     const int rows = transposed ? CAST_COLUMNS : CAST_ROWS, depth = transposed ? CAST_ROWS : CAST_COLUMNS;
@@ -118,7 +117,7 @@ static void check_casts(const struct fp8_state *f, char *memory, struct device *
 }
 
 // Checks the casts and copies of this run, where --self-check asks for it, in the memory of activations, which is free
-// before the first step, as far as there is room. Ends the program where one is wrong. Every rank calls this.
+// before the first step. What has no room there isn't checked. A wrong one ends the program. Every rank calls this.
 static void check_parts(struct run *r) {
     const size_t most_bytes = 1 << 20, alignment = 256;
     struct gpt *m = r->model;
@@ -140,7 +139,6 @@ static void check_parts(struct run *r) {
 
 #else
 
-// Does nothing: only GPUs are checked.
 static void check_parts(struct run *r) {}
 
 #endif

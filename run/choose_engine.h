@@ -51,9 +51,8 @@ static int level_asked(const char *name) {
     fail("--instruction-set %s: %s; it may be auto, or of %s", name,
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }
-// Returns the level of instructions for the cpu engines: what --instruction-set asks for, or the highest that this CPU
-// can run, but no higher than any other rank's. Only with the same instructions do ranks' copies of parameters stay
-// equal to the bit. Ends the program where the level asked for can't be used here. Every rank calls this.
+// Returns the cpu engines' level: --instruction-set's, or the highest that every rank's CPU can run, as only equal
+// instructions keep ranks' parameters equal to the bit. Ends the program if this CPU lacks it. Every rank calls this.
 static const struct level *choose_level(const struct config *config) {
     int level = NUM_LEVELS - 1;
     if (strcmp(config->device.instruction_set, "auto") != 0)
@@ -124,9 +123,8 @@ static void check_cuda(bool plans) {
              plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
-// Ends the job where ranks' programs are of different commits or, in training at stage 0 on CPUs, use other
-// instructions, which cpu_engine has set. At stage 0 every rank updates all parameters, and other instructions may give
-// other bits. At other stages a rank takes over what others update. Every rank calls this.
+// Ends the job where ranks' programs are of different commits or, in training at stage 0 on CPUs, where every rank must
+// update all parameters to equal bits, use other instructions, which cpu_engine has set. Every rank calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);

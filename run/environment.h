@@ -1,11 +1,9 @@
 // The table of environment variables that change what is computed, whether this program or a library reads them. Ranks
-// that differ in one are refused at the start, and the report names those that are set. scripts/launch_environment.sh
-// has the same names, which launch scripts take to other hosts.
-//
-// Variables of the number of threads (OMP_NUM_THREADS, OMP_THREAD_LIMIT, OPENBLAS_NUM_THREADS) are not in the table:
-// ranks may have different numbers of cores, though a library's sums may round otherwise then (docs/cpu.md). Nor is
-// NVTE_ALLOW_NONDETERMINISTIC_ALGO, since --deterministic-mode says it, or CUBLAS_WORKSPACE_CONFIG, which is for
-// cuBLAS's handles: only cuBLASLt is called, with a workspace of the plan's.
+// that differ in one are refused at the start, and the report names those that are set. Launch scripts take the same
+// names to other hosts (scripts/launch_environment.sh). Not in the table are OMP_NUM_THREADS, OMP_THREAD_LIMIT and
+// OPENBLAS_NUM_THREADS, since ranks may have different numbers of cores, though a library's sums may round otherwise
+// then (docs/cpu.md); NVTE_ALLOW_NONDETERMINISTIC_ALGO, since --deterministic-mode says it; and
+// CUBLAS_WORKSPACE_CONFIG, since only cuBLASLt is called, with a workspace of the plan's.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/parallel.h"  // parallel_check_same

@@ -23,10 +23,10 @@ struct eval_tasks {
 
 // ---- texts to documents ----
 
-// Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. Context and continuation
-// are encoded together, with the prefix token in the place of an empty context. What is scored begins after as many
-// tokens as the context, without white space at its end, has by itself. What exceeds --seq-length inputs is cut off on
-// the left (*cut). Ends the program where no token is to be scored, or more than --seq-length.
+// Encodes text `i` of an item into *d, whose tokens are part of *ids, which the caller frees. Encodes context and
+// continuation as one text, behind the prefix token if the context is empty. Scoring begins after as many tokens as the
+// context has by itself, without white space at its end. What exceeds --seq-length inputs is cut off on the left
+// (*cut). Ends the program where no token is to be scored, or more than --seq-length.
 static void encode_item_text(const struct run *r, const struct eval_item *item, int i, struct scored_document *d,
                              int32_t **ids, bool *cut) {
     const char *context = eval_item_context(item, i);
@@ -216,7 +216,7 @@ static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i)
     double most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     int *const chosen[4] = {&best.by_sum, &best.by_characters, &best.by_bytes, &best.by_tokens};
     for (int k = 0; k < item->count; k++) {
-        const char *text = eval_item_choice(item, k);
+        const char *text = eval_item_normalizing_text(item, k);
         const double sum = documents[k].log_likelihood;
         const double values[4] = {sum, sum / (double)eval_characters(text), sum / (double)strlen(text),
                                   sum / (documents[k].inputs - documents[k].first)};
@@ -228,7 +228,6 @@ static struct item_choice choose_text(const struct eval_tasks *tasks, int64_t i)
     }
     return best;
 }
-// Whether a text of item i has lost tokens of its context.
 static bool item_is_cut(const struct eval_tasks *tasks, int64_t i) {
     for (int d = tasks->first_document[i]; d < tasks->first_document[i + 1]; d++)
         if (tasks->cut[d])

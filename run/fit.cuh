@@ -9,14 +9,13 @@
 #include "runtime/machine/text_add.h" // text_add
 #include "runtime/text/log.h"         // log_bytes
 
-// What plans are made by: the options, attention's backend, the device and a layer's shape.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
     struct device *dev;
     struct layer_shape shape;
 };
-// Returns what functions below plan by. *config and *dev must outlive it. Options may change, but not layers' shapes.
+// Returns what this file's functions plan by. *config and *dev must outlive it. Options may change, layers' shapes not.
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
 // Returns the policy that --recompute-* ask for, which policy_free frees; for auto, before fit_choose, one that
@@ -37,19 +36,17 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
 // Plans the model under a policy, frees the policy, and returns the peak bytes.
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
-// Returns fit_peaks' bytes of the device, and frees the policy.
+// Returns the device's part of fit_peaks' bytes. Frees the policy.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
-// Returns how many tokens a chunk of logits may have so that the plan stays within the limits with the fewest chunks,
-// of 1, 2, 3, 4, 6, 8, 11, ... Returns 0, which means as planned, where fewer chunks than planned don't fit, the user
-// named the tokens, the device is a CPU, or limits.device is SIZE_MAX.
+// Returns how many tokens a chunk of logits has in the fewest chunks that keep the plan within the limits; 0, to leave
+// it as planned, where no fewer fit, the user named the tokens, the device is a CPU, or limits.device is SIZE_MAX.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
-// Ends the program where `need`, the peaks of a plan, exceeds the limits. The message lists the options that would
-// help, each with the peak it leads to. Call this before the model's memory is allocated.
+// Ends the program if a plan's peaks, `need`, exceed the limits, and says what would help. Call it before gpt_allocate.
 static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_limits limits);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,7 +110,7 @@ static struct recompute_policy fit_full(const struct config *c) {
                           c->recompute.recompute_num_layers > 0 ? c->recompute.recompute_num_layers : 1);
 }
 
-// Returns the policy of --recompute-modules, for policy_free. "": the modules that are worth it with this backend.
+// Returns the policy of --recompute-modules, for policy_free. "": of the modules that pay off with this backend.
 static struct recompute_policy fit_selective(const struct fit *f, const char *modules) {
     struct recompute_policy policy =
         policy_selective(f->config->model.num_layers, recompute_modules_of(modules, f->shape.materialized), &f->shape);
@@ -138,7 +135,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     return policy_keep_all(c->model.num_layers);
 }
 
-// Prints a note on `out` where --mlp-chunk-tokens does nothing, since every layer keeps its MLP's activations.
+// Prints a note on `out` where --mlp-chunk-tokens does nothing in training, as every layer keeps its MLP's activations.
 static void fit_note_weak_chunks(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     struct recompute_policy policy = fit_policy(f);

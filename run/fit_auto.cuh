@@ -16,10 +16,9 @@ struct fit_chosen {
     char forced[256];
 };
 
-// Replaces --recompute-granularity auto, and what the user left open of offload and formats, by the cheapest choice
-// within the limits. own: the options, to which f->config points. rates: flops not 0; each rate becomes the lowest of
-// any rank. parallel: NULL for one rank. Ends the program where nothing fits. Every rank calls this and gets the same
-// choice; only rank 0 gets texts.
+// Replaces auto, and what the user left open of offload and formats, by the choice within the limits with the fastest
+// predicted step. own: equals f->config. Lowers rates, flops not 0, to the lowest of any rank. parallel: NULL for one
+// rank. Ends the program where nothing fits. Every rank calls this and gets the same choice; only rank 0 gets texts.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
 
@@ -49,7 +48,7 @@ struct fit_auto {
 };
 static_assert((int)FRONTIER_MAX <= (int)FIT_KINDS_MAX, "a kind for each place on the frontier");
 
-// Returns the policy of a choice's member `recompute`, which policy_free frees.
+// Returns the policy that `recompute` stands for, a member of struct fit_choice; policy_free frees the policy.
 static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int recompute) {
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
@@ -69,7 +68,7 @@ static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice,
     config->states.exp_avg_sq_dtype = formats->v;
     config_resolve_checkpoint_async(config);
 }
-// Plans a choice, for fit_space's `plan`. Returns bytes (lower bounds unless `placed`) and seconds. context: fit_auto.
+// Plans a choice, as fit_space's `plan`. Returns seconds, and bytes: lower bounds unless `placed`. context: fit_auto.
 static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice, bool placed) {
     const struct fit_auto *a = (const struct fit_auto *)context;
     struct config config = *a->f->config;
@@ -87,7 +86,7 @@ static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice
     return outcome;
 }
 
-// Adds formats to a->formats, once. Members that the user gave, or that the run can't change, get the options' values.
+// Adds formats to a->formats, if new. Members that the user gave, or that can't change, first get the options' values.
 static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
     const struct config *c = a->f->config;
     if (config_given(c, states.main_params_dtype) || sizeof(floatX) == 4 || c->training.ema_decay > 0)
@@ -114,8 +113,8 @@ static void fit_list_formats(struct fit_auto *a) {
         fit_add_formats(a, all[i]);
 }
 
-// Returns how many bytes of the device's memory, or of both memories on a CPU, every choice takes. Before a choice is
-// made, so much may be used without raising the run's peak. The options have --recompute-granularity auto.
+// Returns how many bytes of the device's memory, or of both memories on a CPU, each choice takes at least. So much may
+// be used before a choice is made without raising the run's peak. The options have --recompute-granularity auto.
 static size_t fit_least_bytes(const struct fit *f) {
     struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
     if (!a)
@@ -141,7 +140,7 @@ static size_t fit_least_bytes(const struct fit *f) {
     return bytes;
 }
 
-// Sets the ranges of choices, a->space.least and .most, in which given options are fixed. Kinds and formats are set.
+// Sets the range of each member of a choice; given options are fixed. a->space.kinds and the formats must be set.
 static void fit_set_ranges(struct fit_auto *a) {
     const struct config *c = a->f->config;
     struct fit_choice *least = &a->space.least, *most = &a->space.most;
@@ -167,7 +166,7 @@ static void fit_set_ranges(struct fit_auto *a) {
     most->formats = c->states.allow_lossy_states ? a->known_formats - 1 : 0;
 }
 
-// Sets what follows from the middle layer's shape: a->frontier, kinds, their bytes, times of forward and recomputation.
+// Sets the kinds of recomputation (a->frontier) by the middle layer: their bytes and times, and the time of forward.
 static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
@@ -282,7 +281,7 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 }
 
 // Writes to out (n bytes) that --optimizer-cpu-offload, which the user gave, takes more of the device's memory than it
-// frees, as where states are smaller than an update's pieces, or "". without, with: the device's bytes.
+// frees, or "". It may, where states are smaller than an update's pieces. without, with: the device's bytes.
 static void fit_forced_text(const struct fit_auto *a, double without, double with, char *out, size_t n) {
     const struct config *c = a->f->config;
     char less[LOG_NUMBER], more[LOG_NUMBER];
@@ -301,8 +300,8 @@ static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *f
 
 // ---- the choice ----
 
-// Appends to out (n bytes) what the least need is without the offload that the user gave, if that is less than `with`.
-// After this, searches of a->space offload no optimizer states.
+// Appends to out (n bytes) the least bytes of the device without the offload that the user gave, if they are fewer than
+// `with`. After this, searches of a->space offload no optimizer states.
 static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size_t n) {
     char forced[256] = "";
     a->space.least.percent = a->space.most.percent = 0;
@@ -312,8 +311,8 @@ static void fit_add_forced_text(struct fit_auto *a, double with, char *out, size
     if (*forced)
         fit_add_text(out, n, "; ", forced);
 }
-// Writes to out (n bytes) that nothing fits, and which budgets would do: the least of the device's memory with the
-// host's as it is, and the reverse; if neither does, the least of both. Changes a->space: no search may follow.
+// Writes to out (n bytes) that nothing fits, and which budgets would do: the device's least with the host's as it is,
+// and the reverse; if neither does, the device's least with any of the host's. Changes a->space: no search may follow.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, 0), host = fit_search(&a->space, FIT_HOST, 0);

@@ -1,11 +1,10 @@
 // Searches the choices of run/fit_space.cuh for the cheapest way to fit a training step into the device's and the
-// host's memory. This file knows no model: a function of the caller makes the plans.
-//
-// What a choice takes is known by its plan, which costs a millisecond or more, and there may be millions of choices. So
-// all are estimated, and then planned in the order of their estimates, until the best is planned and fits. It is the
-// best of all, as estimates of time are below the plan's. Whether a choice fits depends only on its own estimate and
-// plan, not on others': more memory never leads to a slower choice, and a budget that one search names suffices for the
-// next. Estimates are formulas, corrected by plans of each group of choices that offload the same kinds of buffers.
+// host's memory. A function of the caller makes the plans. A plan tells what a choice takes, but costs a millisecond or
+// more, and there may be millions of choices. So all are estimated, by formulas that are corrected by plans of each
+// group of choices that offload the same kinds of buffers, and then planned in the order of their estimates, until the
+// best is planned and fits. It is the best of all, as estimates of time are below the plan's. Whether a choice fits
+// depends only on its own estimate and plan: more memory never leads to a slower choice, and a budget that one search
+// names suffices for the next.
 #pragma once
 #include "run/fit_space.cuh"       // struct fit_space, fit_formula
 #include "runtime/machine/error.h" // fail
@@ -26,7 +25,7 @@ struct fit_found {
 
 // Finds the best choice and, by a few more plans, the best of other sets, which offload other kinds of buffers or have
 // other formats. count is 0 where none fits. Of equal choices, less offload wins. known_formats, for FIT_SECONDS: how
-// many formats have estimates; formats after space->most.formats are only estimated, for `gain`.
+// many formats have estimates. Formats after space->most.formats are never chosen, only estimated for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int known_formats);
 
 // ---- Estimates ----
@@ -59,7 +58,7 @@ enum {
     FIT_GROUP_FORMATS = 8,
     FIT_GROUP_PLAIN = 0
 };
-// Returns a choice's group, a sum of FIT_GROUP_*. Formats whose gradients take equal bytes count as the first of them.
+// Returns a choice's group, a sum of FIT_GROUP_*. Formats whose gradients take equal bytes count as one format.
 static int fit_group(const struct fit_space *s, const struct fit_choice *c) {
     int formats = 0;
     while (s->gradients_bytes[formats] != s->gradients_bytes[c->formats])
@@ -91,15 +90,16 @@ struct fit_node {
 static double fit_step_s(const struct fit_space *s, const struct fit_estimate *e) {
     return s->micro_steps * e->micro_step_s + e->update_s;
 }
-// Returns a micro-step's time over the formula's, interpolated between plans with no and with most offloaded layers.
+// Returns a planned micro-step's time over the formula's, for a choice whose layers all recompute as `kind` says. It is
+// interpolated between two plans of the choice's group: with no layers offloaded, and with as many as may be.
 static double fit_micro_step_factor(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     const double none = q->groups[group & ~FIT_GROUP_LAYERS].slower[kind], most = q->groups[group].slower[kind];
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Returns an estimate of the device's bytes: the formula's, and what the plan without offloaded layers took beyond it;
-// or, if more, the same with the most offloaded layers, whose copies on the way take memory, too.
+// Returns an estimate of the device's bytes: the formula's, plus what the plan without offloaded layers took beyond it.
+// Returns the estimate with the most offloaded layers, if it is larger: their copies on the way take memory, too.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -118,15 +118,15 @@ static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choi
     micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
     return s->micro_steps * micro_step_s + s->update_s[c->formats];
 }
-// Returns by how many seconds an estimate is lowered to stay below the choice's plan. e: fit_formula's of the choice.
+// Returns the seconds by which an estimate is lowered, to be below the choice's plan. e: the choice's fit_formula.
 static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
     double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
     if (c->layers > 0)
         exposed += FIT_LAST_EXPOSED_SLACK / c->layers;
     return s->micro_steps * (FIT_TIME_SLACK * e->micro_step_s + exposed * e->exposed_s);
 }
-// Returns an estimate of a node's choice by what is known of it. The choice's own plan may raise the bytes by which its
-// group estimates it, never lower them: what a choice needs must not depend on which choices were planned.
+// Returns an estimate of a node's choice by all that is known of it. The choice's own plan may raise the group's
+// estimate of bytes but never lower it: what a choice needs must not depend on which choices were planned.
 static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct fit_node *n) {
     const struct fit_space *s = q->space;
     const int k = n->c.recompute / s->num_layers;
@@ -156,7 +156,7 @@ static struct fit_outcome fit_estimate(const struct fit_queue *q, const struct f
     return o;
 }
 
-// Plans a choice of a group with all layers of one kind, unless done before, and records how it exceeds the formulas.
+// Plans a choice of a group with all layers of one kind, unless done before. Records how it exceeds the formulas.
 static void fit_plan_group(struct fit_queue *q, int group, int kind) {
     const struct fit_space *s = q->space;
     struct fit_beside *b = &q->groups[group];
@@ -176,12 +176,14 @@ static void fit_plan_group(struct fit_queue *q, int group, int kind) {
     b->known[kind] = true;
     q->plans++;
 }
-static int fit_num_kinds(const struct fit_space *s, const struct fit_choice *c) {
+// Returns how many kinds of layers a choice has: 1 or 2.
+static int fit_kinds_of_choice(const struct fit_space *s, const struct fit_choice *c) {
     return 1 + (c->recompute % s->num_layers > 0);
 }
 // Whether fit_plan_groups_of has planned all that a choice's estimate reads.
 static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) {
-    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers,
+              n = fit_kinds_of_choice(q->space, c);
     bool known = true;
     for (int i = k; i < k + n; i++)
         known = known && q->groups[group].known[i] && q->groups[group & ~FIT_GROUP_LAYERS].known[i];
@@ -189,7 +191,8 @@ static bool fit_is_known(const struct fit_queue *q, const struct fit_choice *c) 
 }
 // Plans what a choice's estimate reads: for each kind of its layers, its group with and without offloaded layers.
 static void fit_plan_groups_of(struct fit_queue *q, const struct fit_choice *c) {
-    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers, n = fit_num_kinds(q->space, c);
+    const int group = fit_group(q->space, c), k = c->recompute / q->space->num_layers,
+              n = fit_kinds_of_choice(q->space, c);
     for (int i = k; i < k + n; i++) {
         fit_plan_group(q, group & ~FIT_GROUP_LAYERS, i);
         fit_plan_group(q, group, i);
@@ -198,7 +201,7 @@ static void fit_plan_groups_of(struct fit_queue *q, const struct fit_choice *c) 
 
 // ---- Choices ----
 
-// Whether an outcome is within the limits. The minimized memory has none; `both` counts only if seconds are minimized.
+// Whether an outcome is within the limits. A minimized memory has none; `both` holds only where seconds are minimized.
 static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome *o, enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
@@ -215,7 +218,7 @@ static double fit_value(const struct fit_choice *c, const struct fit_outcome *o,
 }
 
 // Returns the least p in [least, most] with states_bytes[p] - states_bytes[least] >= bytes, or most + 1.
-static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
+static int fit_percent_to_free(const double states_bytes[FIT_PERCENTAGES], int least, int most, double bytes) {
     int first = least, end = most + 1;
     while (first < end) {
         const int middle = (first + end) / 2;
@@ -226,8 +229,8 @@ static int fit_percent_of(const double states_bytes[FIT_PERCENTAGES], int least,
     }
     return first;
 }
-// Sets n->c.percent to the least percentage in [least, most] with which the choice fits by its estimate, or to the
-// largest where the device's memory is minimized. Sets n->o and n->value, which is INFINITY where none fits.
+// Sets n->c.percent, in [least, most], to the least with which the choice fits by its estimate or, where the device's
+// memory is minimized, to the largest for which the host has room. Sets n->o, and n->value: INFINITY where none fits.
 static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int least, int most) {
     const struct fit_space *s = q->space;
     const double *states_bytes = s->states_bytes[n->c.formats];
@@ -237,11 +240,11 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
     n->c.percent = least;
     n->o = fit_estimate(q, n);
     if (q->objective == FIT_DEVICE) {
-        const int beyond = fit_percent_of(states_bytes, least, most, s->host - n->o.host);
+        const int beyond = fit_percent_to_free(states_bytes, least, most, s->host - n->o.host);
         const bool all = beyond > most || states_bytes[beyond] - states_bytes[least] == s->host - n->o.host;
         n->c.percent = beyond > most ? most : all || beyond == least ? beyond : beyond - 1;
     } else {
-        const int enough = fit_percent_of(states_bytes, least, most, n->o.device - s->device);
+        const int enough = fit_percent_to_free(states_bytes, least, most, n->o.device - s->device);
         n->c.percent = enough > most ? most : enough;
     }
     n->o = fit_estimate(q, n);
@@ -249,7 +252,7 @@ static void fit_set_percent(const struct fit_queue *q, struct fit_node *n, int l
         n->value = fit_value(&n->c, &n->o, q->objective);
 }
 
-// Calls fit_set_percent with the range of the choice's set: 0 where n->c.percent is 0, else all others.
+// Calls fit_set_percent with 0 if n->c.percent is 0, else with all others that are allowed: the set stays the same.
 static void fit_set_any_percent(const struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     if (n->c.percent > 0)
@@ -269,7 +272,7 @@ static int fit_next_value(int value, int least, int most, int steps) {
     return value < most && next > most ? most : next;
 }
 
-// Adds a choice to q->nodes with a percentage (0 stays 0) that fits by its estimate, or nothing where none fits.
+// Adds a choice to q->nodes, with a percentage that fits by its estimate; 0 stays 0. Adds nothing where none fits.
 static void fit_add(struct fit_queue *q, struct fit_choice c) {
     struct fit_node n;
     if (q->count == q->capacity) {
@@ -314,7 +317,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 
 // ---- The search ----
 
-// Calls fit_plan_groups_of for a node's choice. Nodes known by this get a new estimate and percentage, or are out.
+// Calls fit_plan_groups_of for a node's choice. Nodes known by now get a new estimate and percentage, or are out.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_plan_groups_of(q, &c);
@@ -339,7 +342,7 @@ static struct fit_node *fit_next(const struct fit_queue *q) {
     return next;
 }
 
-// Plans a node whose groups are known, in a second call with placing. A misfit gets another percentage, or is out.
+// Plans a node whose groups are known; a second call also places it. A misfit gets another percentage, or is out.
 static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
     const struct fit_space *s = q->space;
     const bool placed = n->known >= FIT_UNPLACED;
@@ -368,8 +371,9 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// Sets found->gain, and its estimate, to the choice that would gain most over `value` with formats [first, last], which
-// aren't allowed. Uses only estimates whose groups are known; leaves gain if none gains. Replaces the queue's nodes.
+// Finds the fastest choice with formats [first, last], which the search may not choose. If its estimated fit_value is
+// below `value`, sets found->gain and found->gain_estimate to it, else leaves them. Considers only choices whose groups
+// are planned already. Replaces q->nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;

@@ -1,8 +1,7 @@
-// Predicts the time of a training step from its plan: what the phases compute, and the bytes that they send over the
-// bus. Not counted: the exchange between ranks, FP8's casts and its faster products. A micro-step is simulated on three
-// clocks: the device's, which computes phase by phase and waits for copies where the plan says so, and one for each
-// direction of the bus, which carries one copy after the other. The update copies and computes piece by piece, at the
-// same time, so it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
+// Predicts the time of a training step from its plan, without the exchange between ranks, FP8's casts and its faster
+// products. A micro-step is simulated on three clocks: the device's, which computes phase by phase and waits for copies
+// where the plan says so, and one for each direction of the bus, which carries one copy after the other. The update
+// copies and computes pieces, and takes as long as the slowest of memory and bus, and the first and the last piece.
 #pragma once
 #include "config/fit.h"        // main_dtype_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s
@@ -25,8 +24,8 @@ struct fit_time {
 // if the model doesn't train. rates->flops must not be 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of --plan-gpu or the device, by data sheet or else measured in at most `room` bytes. --plan does
-// not measure: it takes an H100's, or a CPU's. flops is 0 if a sheet lacks this precision; auto ends the program then.
+// Returns the rates of --plan-gpu or the device: by data sheet, else measured in at most `room` bytes. --plan measures
+// none: it takes an H100's, or a CPU's. flops is 0 if --plan-gpu's sheet lacks this precision; auto then ends the run.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
@@ -46,7 +45,7 @@ static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
     return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
-// Returns a GPU's rates by its data sheet, which has flop/s; matmuls are taken to reach FIT_OF_PEAK of them.
+// Returns a GPU's rates by its data sheet, which must have flop/s. Matmuls are taken to reach FIT_OF_PEAK of the peak.
 static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     struct fit_rates r;
     memset(&r, 0, sizeof r);
@@ -125,8 +124,7 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the flops a token of a group's phases in layer l (-1: outside layers). A byte of memory traffic counts as
-// flops_per_byte. 0 for groups outside a micro-step.
+// Returns a group's flops a token in layer l (-1: outside layers); 0 outside a micro-step. flops_per_byte: of traffic.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
@@ -144,7 +142,7 @@ static double fit_group_cost(const struct gpt *m, enum phase_group group, int l,
     }
     return 0;
 }
-// Returns the seconds (end - first) of a micro-step's phases [first, end), for free(): equal shares of a layer's group.
+// Returns the seconds that each of a micro-step's phases [first, end) computes, (end - first), for free().
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
     enum { GROUPS = PHASES_BACKWARD + 1 }; // of a micro-step
     const int layers = m->shape.L + 1;     // place 0: of no layer
@@ -214,8 +212,8 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
     return clock_s;
 }
 
-// Returns the bytes that the update reads and writes in the device's memory: this rank's parameters, states and
-// gradients (for norm and update), and what Muon hands from pass to pass: an update written, summed up, scaled, read.
+// Returns the bytes that the update reads and writes in the device's memory: this rank's parameters, states, averages,
+// gradients (norm and update), and what Muon hands from pass to pass: an update written, summed up, scaled, read.
 static double fit_update_traffic(const struct gpt *m) {
     const struct config *c = &m->config;
     const struct optimizer *o = &m->optimizer;

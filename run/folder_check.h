@@ -33,8 +33,8 @@ static inline void folder_check_begin(struct folder_check *check, const char *pa
         fail("%s: no thread can be started that checks its files", path);
 }
 
-// Waits for the check, if one was begun. Returns what is wrong with the files, in *error, before the caller's own
-// `problem` (NULL: none), which damaged files may have caused. Returns `problem` if the files are right.
+// Waits for the check, if one was begun. Returns what is wrong with the files, in *error. If nothing is, returns the
+// caller's own `problem` (NULL: none), which comes second as damaged files may have caused it.
 static inline const char *folder_check_end(struct folder_check *check, const char *problem, struct error_text *error) {
     if (!check->running)
         return problem;

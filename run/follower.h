@@ -21,7 +21,7 @@ struct follower {
     int run_end; // the pipe's end that this process holds
 };
 
-// path = scripts/follow.py or share/train_gpt/follow.py, in the program's folder or three above. Returns whether found.
+// path = scripts/follow.py or share/train_gpt/follow.py, at most 3 folders above the program's. Returns whether found.
 static bool follower_find(char path[PATH_MAX]) {
     enum { ABOVE = 4 };
     static const char *const places[] = {"scripts/follow.py", "share/train_gpt/follow.py"};

@@ -14,7 +14,6 @@ enum fp8_tensor {
     FP8_TENSOR_ATTENTION_HISTORY,
     FP8_TENSORS
 };
-// Whether a tensor is attention's. The tensors are the checkpoint's: scales and histories, in F32.
 static bool fp8_saved_is_attention(enum fp8_tensor t) { return t >= FP8_TENSOR_ATTENTION_SCALE; }
 static bool fp8_tensor_is_history(enum fp8_tensor t) {
     return t == FP8_TENSOR_HISTORY || t == FP8_TENSOR_ATTENTION_HISTORY;
@@ -36,7 +35,7 @@ static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return (fp8_tensor_is_history(t) ? fp8_delayed_scales(f).count : 0) +
            (fp8_saved_is_attention(t) ? fp8_tensor_values(f, (enum fp8_tensor)(t - 2)) : 0);
 }
-// Returns a tensor's name, type and shape in the file. `id` is copied for the caller's use.
+// Returns a tensor's name, type and shape in the file. `id` becomes entry.id, which only the caller reads.
 static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enum fp8_tensor t, int id) {
     static const char *const names[FP8_TENSORS] = {"fp8.scale", "fp8.amax_history", "fp8.attention_scale",
                                                    "fp8.attention_amax_history"};
@@ -77,8 +76,8 @@ static const char *fp8_read_tensor(float *values, const struct fp8_state *f, enu
                                 wanted.name, (double)values[i]);
     return NULL;
 }
-// Whether a file has the scales or the history of linear layers (first: FP8_TENSOR_SCALE) or of attention (first:
-// FP8_TENSOR_ATTENTION_SCALE). Attention's must be of as many tensors as this run's.
+// Whether a file has scales or a history of linear layers (first: FP8_TENSOR_SCALE) or of attention (first:
+// FP8_TENSOR_ATTENTION_SCALE). Attention's must be for as many of its tensors as this run's.
 static bool fp8_file_has(const struct fp8_state *f, enum fp8_tensor first, const struct safetensors *file) {
     for (int t = (int)first; t < (int)first + 2; t++) {
         const struct safetensors_tensor wanted = fp8_tensor_entry(f, (enum fp8_tensor)t, 0);
@@ -116,8 +115,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Zeroes all delayed scales, which other options made (fp8_scales_hold). The next step then casts by its own amaxes;
-// later scales follow from the histories, which stay. Does nothing without delayed scales. Waits for the device.
+// Zeroes all delayed scales, which the checkpoint has by other options (fp8_scales_hold). The next step casts by its
+// own amaxes, later ones by the histories, which stay. Waits for the device. Does nothing without delayed scales.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_delayed_scales(f).count;
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

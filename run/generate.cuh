@@ -123,8 +123,8 @@ static void fit_sample_tokens(struct config *c, int longest) {
                     longest, c->evaluation.sample_tokens, positions);
 }
 
-// Encodes --generate's prompts, --sample-count times each, as r->samples and r->prompt_tokens. In *c sets prompt_tokens
-// to the longest prompt's, --sample-tokens and --seq-length to these and the new tokens, and the micro-batch size to 1.
+// Encodes --generate's prompts, --sample-count times each, as r->samples and r->prompt_tokens. Sets *c's prompt_tokens
+// to the longest prompt's, --sample-tokens and --seq-length to it plus the new tokens, and the micro-batch size to 1.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->evaluation.generate), sequences = prompts * c->evaluation.sample_count;

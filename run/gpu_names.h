@@ -45,7 +45,7 @@ static void gpu_words_add(struct gpu_words *words, const char *text) {
         at += length;
     }
 }
-// Whether `words` has each of the words `some`, as often as `some` has it.
+// Whether `words` has every word of `some`, each at least as often.
 static bool gpu_words_have(const struct gpu_words *words, const struct gpu_words *some) {
     bool used[GPU_WORDS_MAX] = {false};
     for (int i = 0; i < some->count; i++) {
@@ -67,14 +67,14 @@ static const struct gpu_peak *gpu_larger_edition(const struct gpu_peak *gpu) {
 static bool gpu_has_editions(const struct gpu_peak *gpu) {
     return gpu_larger_edition(gpu) || (gpu > gpu_peaks && strcmp(gpu[-1].name, gpu->name) == 0);
 }
-// Writes a row's name for messages to text, with the memory if editions differ in it. gpu_asked takes it. Returns text.
+// Writes a row's name for messages to text, with the memory if editions differ in it. gpu_asked knows it. Returns text.
 static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu) {
     snprintf(text, GPU_NAME_MAX, "%.*s%s%s", (int)strcspn(gpu->name, "$"), gpu->name, gpu_has_editions(gpu) ? " " : "",
              gpu_has_editions(gpu) ? gpu->words : "");
     return text;
 }
 
-// found = the rows that a text (no count) may mean, in order, or only the first that it names whole. Returns how many.
+// found = the rows that a text without a count may mean: the first whose whole name it has, or all. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;

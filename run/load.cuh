@@ -1,6 +1,5 @@
-// Loads parameters and optimizer state into the model: from a Hugging Face folder, from a checkpoint of our own, which
-// is also such a folder, or from llm.c's .bin. Parameters pass through the host in fp32, in chunks. bf16 and fp16 are
-// exact in fp32, so the model gets the saved bits. Moments are converted only where the run stores another format.
+// Loads parameters and optimizer state into the model: from a Hugging Face folder, as checkpoints are, or from llm.c's
+// .bin. Parameters pass through the host in fp32, in which bf16 and fp16 are exact, so the model gets the saved bits.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "config/layers.h"           // config_rotary_dims
@@ -141,8 +140,7 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
     return problem;
 }
 
-// Loads this rank's part of the parameter t->ours, not NULL, from the folder's tensor of t's name and shape. Waits for
-// the device. Returns NULL, or what is wrong, also where there is no such tensor.
+// Loads this rank's part of t->ours, not NULL, from the folder's tensor t->name, and waits. Returns NULL, or an error.
 static const char *model_load_tensor(struct model_loader *loader, const struct model_folder *folder,
                                      const struct huggingface_tensor *t, struct error_text *error) {
     int f;
@@ -303,7 +301,7 @@ struct state_room {
     unsigned char *bytes, *from, *to;
     float *scales;
 };
-// room->from = n <= LOAD_CHUNK elements in blocks of s->format; `first` begins a block. Returns NULL, or an error.
+// Reads n elements (<= LOAD_CHUNK) into room->from, in s->format; `first` begins a block. Returns NULL, or an error.
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
@@ -380,8 +378,8 @@ static const char *model_load_states(struct gpt *m, const struct safetensors *fi
     return problem;
 }
 
-// Loads the master weights, unless this run has none or the model's own files have them exactly (model_is_exact). If
-// only the run or only the file has them, *converted = that conversion in words, else NULL. Returns NULL, or an error.
+// Loads the master weights, unless this run has none or the model's own files have them exactly (model_is_exact).
+// *converted = the conversion, if only the run or only the file has master weights, or NULL. Returns NULL, or an error.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;

@@ -75,7 +75,7 @@ static void long_wait_close(struct long_wait *watch) {
     pthread_mutex_destroy(&watch->mutex);
     free(watch);
 }
-static void long_wait_set(struct long_wait *watch, bool waits) {
+static void long_wait_begin_or_end(struct long_wait *watch, bool waits) {
     if (!watch)
         return;
     pthread_mutex_lock(&watch->mutex);
@@ -94,5 +94,5 @@ static void long_wait_set(struct long_wait *watch, bool waits) {
     pthread_mutex_unlock(&watch->mutex);
 }
 // Begins a wait, which long_wait_end ends, in the place of any other. One thread begins and ends all waits.
-static void long_wait_begin(struct long_wait *watch) { long_wait_set(watch, true); }
-static void long_wait_end(struct long_wait *watch) { long_wait_set(watch, false); }
+static void long_wait_begin(struct long_wait *watch) { long_wait_begin_or_end(watch, true); }
+static void long_wait_end(struct long_wait *watch) { long_wait_begin_or_end(watch, false); }

@@ -1,7 +1,6 @@
-// --lora-merge: writes the base model with its adapters added to the weights, W + s B A, as a Hugging Face folder.
-// Works from file to file, some rows of a tensor at a time, and so needs little memory. A sum is made in fp32 and
-// rounded once, to nearest, to the base tensor's type. The adapters' rows are in the weight's order; GPT-2's weights
-// are transposed, adapters never are. The last file is config.json: a folder without it is unfinished.
+// --lora-merge: writes the base model with its adapters added to the weights, W + s B A, as a Hugging Face folder, some
+// rows at a time. A sum is made in fp32 and rounded once, to nearest, to the base tensor's type. GPT-2's weights are
+// transposed, adapters never are. The last file is config.json: a folder without it is unfinished.
 #pragma once
 #include "config/finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture

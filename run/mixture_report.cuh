@@ -8,7 +8,7 @@ enum { MIXTURE_TEXT = 512 };
 // Epochs of a set beyond which its repeated tokens add little: Muennighoff et al. 2023, arXiv 2305.16264.
 static const double EPOCHS_WORTH = 4;
 
-// Returns how many epochs of set `part` of r->train the run has taken by its last step, or by now, if that is later.
+// Returns how many epochs of set `part` of r->train the run takes up to its last step, or up to now, if that is later.
 static double epochs_at_end(const struct run *r, int part) {
     const struct config *c = r->config;
     const uint64_t now = dataloader_position(r->train), end = ramp_samples(&c->ramp, c->training.train_steps);

@@ -13,8 +13,7 @@ static struct gpt *gpt_record(const struct config *config, struct recompute_poli
     free(frozen);
     return m;
 }
-// Creates a model with a placed plan, for gpt_allocate; gpt_destroy frees the model and `policy`. *dev and the texts of
-// *config must stay until then.
+// Creates a model with a placed plan; gpt_destroy frees it and `policy`. *dev and *config's texts must stay until then.
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = gpt_record(config, policy, backend, dev);
@@ -52,8 +51,8 @@ static void gpt_dry_run(struct gpt *m) {
     m->steps.micro_step = micro_step;
 }
 
-// Opens the collectives of several ranks, for collectives_close. They take device memory, so call this before the check
-// whether the plan fits, and before gpt_allocate; gpt_connect follows. Every rank calls this.
+// Opens the collectives, for collectives_close. Call this only where there are several ranks, in every rank. They take
+// device memory, so call it before the check whether the plan fits and before gpt_allocate. gpt_connect follows.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;

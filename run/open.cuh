@@ -27,8 +27,7 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Ends the program where the device can't compute attention in FP8 as the run needs. Where it can, adds its passes to
-// the report's row of attention. backend: the run's.
+// Adds attention's FP8 passes to the report's row of attention. Ends the program if the device can't compute them so.
 static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
@@ -81,8 +80,7 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
-// Starts the threads, and opens the device, except in a plan, and the matmul library, all in r->dev, for close_run.
-// Ends the program where one of them lacks what the run needs.
+// Starts threads, and opens the device, except in a plan, and the matmul library, for close_run, or ends the program.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -114,8 +112,8 @@ static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns the last rank that has not chosen fused although another has, or -1. Such ranks, but rank 0, warn. They lack
-// cuDNN; flash and unfused are chosen by options and environment, which are equal. Every rank calls this.
+// Returns the last rank that has not chosen fused, if another rank has; else -1. Such ranks, but rank 0, warn. They
+// lack cuDNN; flash or unfused follows from options and environment, which are equal. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -126,8 +124,8 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
         say_warning("rank %d, attention: %s", rank, choice->reason);
     return without;
 }
-// Whether the self-check accepts all ranks' choices; if not, sets refused[] to why. *judged: the last accepted choice,
-// or ATTENTION_AUTO; if no rank's has changed, checks nothing. Every rank calls this.
+// Whether the self-check accepts all ranks' choices; if not, sets refused[] to why. *judged: the choice accepted last,
+// or ATTENTION_AUTO. Checks nothing if each rank's choice is its *judged. Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
@@ -136,8 +134,8 @@ static bool passes_self_check(struct run *r, enum attention_backend choice, enum
     *judged = choice;
     return true;
 }
-// Chooses the fastest backend among those that every rank can use and none has found wrong on its GPU. Ends the program
-// if none is left. The device must be open, except in a plan. Every rank calls this.
+// Chooses the backend that --attention-backend names or, for auto, the fastest that all ranks can use and none finds
+// wrong on its GPU. Ends the program if none is left. The device must be open, except in a plan. Every rank calls this.
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
@@ -175,7 +173,7 @@ static struct attention_choice choose_attention(struct run *r) {
     }
 }
 
-// Returns limits_of, less reserves for collectives and for what varies, for the engine's choices. Keeps a budget whole.
+// Returns limits_of, less reserves for collectives not open yet and for free memory that varies; a budget has none.
 static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20 };
     struct fit_limits limits = limits_of(r);
@@ -187,16 +185,16 @@ static struct fit_limits limits_of_choice(struct run *r) {
         limits.both -= limits.both / FIT_VARIES;
     return limits;
 }
-// Replaces --recompute-granularity auto, and what auto chooses with it, in r->own by a choice that fits (r->chosen), or
-// by `none` if the run doesn't train. Ends the program where nothing fits. Every rank calls this.
+// Replaces --recompute-granularity auto in r->own, and what auto chooses with it, by a choice that fits (r->chosen). If
+// the run doesn't train, the granularity becomes none. Ends the program where nothing fits. Every rank calls this.
 static void choose_fit(struct run *r) {
     if (config_trains(r->own))
         r->chosen = fit_choose(&r->fit, r->own, limits_of_choice(r), &r->rates, r->parallel);
     else
         r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
-// Makes a training run's chunks of logits larger where the plan leaves memory free, equally on all ranks, and sets
-// r->chunk_grew. r->own keeps the size, since sums over other chunks round otherwise. Every rank calls this.
+// Makes a training run's chunks of logits larger where memory is free, equally on all ranks, and sets r->chunk_grew.
+// r->own keeps the size for a resumed run: other chunks round sums otherwise. Every rank calls this.
 static void choose_loss_chunk(struct run *r) {
     struct config *own = r->own;
     const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp, &r->dev);
@@ -265,8 +263,7 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Plans r->model anew, with new choices, if choices were made by free memory and the plan no longer fits on some rank,
-// as the collectives' library or another process has taken memory. Does so once. Every rank calls this.
+// Plans r->model anew, once, if choices were made by free memory and no longer fit on some rank. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
@@ -320,9 +317,9 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Makes loaders separate documents, where options or the data ask for it; then allocates r->document_starts. Ends the
-// program if nothing tells documents apart (beside finetuning shards, samples are documents), or only validation has
-// such shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
+// Makes loaders separate documents, where options or the data ask for it; then allocates r->document_starts. Beside
+// finetuning shards, samples may be documents; else ends the program if nothing tells documents apart. Ends it, too, if
+// only validation has such shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};

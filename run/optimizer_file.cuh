@@ -56,7 +56,7 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = the format of moment `id` that a file has in this type. Returns false, and sets nothing, if none is.
+// *format = the format of moment `id` that a file stores as this type. Returns false, and sets nothing, if none is.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;

@@ -1,6 +1,5 @@
-// Finds data that were made by another tokenizer than the model's. Their token ids are valid in the model's vocabulary,
-// so no other check finds the mistake, and the model is trained or judged on noise. If both tokenizers are known, the
-// run is refused; if only the tokens' texts are, a note says so.
+// Finds data of another tokenizer than the model's. Their ids are valid, so no other check finds that the model learns
+// noise. If both tokenizers are known, the run is refused; if only the tokens' texts are, a note says so.
 #pragma once
 #include "formats/tokenizer_digest.h" // tokenizer_digest_read
 #include "run/run.cuh"                // struct run
@@ -64,7 +63,7 @@ static void known_tokenizer_read(struct known_tokenizer *known, const char *path
 }
 
 // Ends the program if a shard of the loader (or NULL) is known to be of another tokenizer than *data. If *data is
-// unknown (zeros), sets it to the first shard's that is known, by the shard's header or the tokenizer.json beside it.
+// unknown (zeros), sets it to the first known tokenizer of a shard, by its header or by the tokenizer.json beside it.
 static void check_shards(const struct dataloader *loader, struct known_tokenizer *data) {
     struct known_tokenizer shard, beside;
     char path[PATH_MAX];
@@ -86,8 +85,8 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the job where the data are of several tokenizers, or of another than that in the folder of --init-from or
-// --resume. Only warns if just added tokens differ, since users give spare ones a meaning. Only rank 0 checks.
+// Ends the job where the data are of several tokenizers, or of another one than the folder of --init-from or --resume
+// has. Only warns if just added tokens differ, since users give spare ones a meaning. Only rank 0 checks.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -144,7 +143,6 @@ static struct vocabulary token_texts_open(const char *path, bool is_tokenizer) {
     return vocabulary;
 }
 
-// Whether a token has the same bytes in two vocabularies, or no text in either.
 static bool has_same_text(const struct vocabulary *a, const struct vocabulary *b, int token) {
     int length[2];
     const unsigned char *const text[2] = {vocabulary_decode(a, token, &length[0]),

@@ -14,7 +14,7 @@ struct scored_text {
 };
 
 // Cuts text->ids into text->windows (text->count, 0 before), which the caller frees. A window has up to --seq-length
-// tokens, begins --perplexity-stride (0: half of that) after the last, and scores what no earlier one does.
+// tokens, begins --perplexity-stride (0: half of that) after the last began, and scores what no earlier one scores.
 static void make_windows(struct scored_text *text, const struct config *c) {
     const int64_t T = c->model.seq_length;
     const int64_t stride = c->evaluation.perplexity_stride > 0 ? c->evaluation.perplexity_stride : (T + 1) / 2;

@@ -106,8 +106,8 @@ static void plan_svg_escape(FILE *file, const char *text) {
 
 enum { PLAN_BAR_WIDTH = 46, PLAN_FAR_BUDGET = 8 };
 
-// Draws a memory's bar at x, its arenas to scale, up to the larger of peak and budget (SIZE_MAX: none). A budget over
-// PLAN_FAR_BUDGET peaks is only a text. For MEMORY_DEVICE sets activations[] to y of that arena's bottom and top.
+// Draws a memory's bar at x, its arenas to scale, as high as the larger of peak and budget (SIZE_MAX: none). A budget
+// over PLAN_FAR_BUDGET peaks is only a text. For MEMORY_DEVICE sets activations[] to that arena's bottom and top, y.
 static void plan_svg_bar(const struct plan_picture *picture, double x, enum plan_memory memory, const char *name,
                          size_t budget, double activations[2]) {
     const struct plan *plan = picture->plan;
@@ -170,7 +170,7 @@ static void plan_svg_bars(const struct plan_picture *picture, const size_t budge
 
 // ---- the plot ----
 
-// Draws a buffer of the activations arena as a rectangle, its phases by its addresses, with a describing title.
+// Draws a buffer of the activations arena as a rectangle, phases wide and addresses high, with a describing title.
 static void plan_svg_buffer(const struct plan_picture *picture, const struct plan_buffer *buffer) {
     const struct plan *plan = picture->plan;
     char size[LOG_NUMBER];
@@ -212,8 +212,7 @@ static void plan_svg_layers(const struct plan_picture *picture, int first, int e
     }
 }
 
-// Draws the horizontal axis: sections, alternately shaded, with their layers and names. A name goes into the first row
-// where it overlaps no other; if there is none, it is left out, and only the buffers' titles say it.
+// Draws the horizontal axis: sections with layers and names. A name goes into the first row with room, or is left out.
 static void plan_svg_phase_axis(const struct plan_picture *picture) {
     enum { ROWS = 3 };
     const struct plan *plan = picture->plan;
@@ -244,7 +243,6 @@ static void plan_svg_phase_axis(const struct plan_picture *picture) {
     }
 }
 
-// Draws the vertical axis: lines and addresses, whose distance is a power of two.
 static void plan_svg_address_axis(const struct plan_picture *picture) {
     const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
     size_t step = 1;

@@ -9,7 +9,7 @@
 #include <stdio.h>             // FILE, fprintf
 #include <stdlib.h>            // free
 
-// Prints, by category of the device's memory, the live bytes in the peak phase, which with gaps sum up to the peak, and
+// Prints, by category of the device's memory, the live bytes in the peak phase (with gaps, their sum is the peak) and
 // the most in any phase; then both memories' arenas and a step's copies. one_memory: the device's is the host's.
 static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                        FILE *file);
@@ -60,7 +60,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
-// Prints a memory's arenas as shares of `peak`, without the host's empty ones, and how far `peak` is above the bound.
+// Prints a memory's arenas as shares of `peak`, and by how much `peak` exceeds `bound`, the least of any placement.
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -115,7 +115,6 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
-// Writes two arrays of names: the plan's categories and its phases.
 static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_begin(json, "categories");
     for (int i = 0; i < plan->category_count; i++)

@@ -95,8 +95,8 @@ struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Plans a run with the options `changed`, and returns the time and bytes it would take. If the run chose its chunk of
-// logits, sets the largest in `changed` that `limit` allows. Doesn't repeat auto's search.
+// Plans a run with the options `changed`, and returns the time and bytes it would take. If the run itself chose its
+// chunk of logits, first sets that in `changed` to the largest that `limit` allows. Doesn't repeat auto's search.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
@@ -112,9 +112,8 @@ static struct summary_change summary_plan(const struct run *r, struct config *ch
     return change;
 }
 
-// Advises a larger global batch if the update takes over 25 % of a predicted step. Doubles it, at most 10 times, until
-// the update takes at most 10 %. Prints nothing if that doesn't fit `limit`, unless auto would choose anew: a larger
-// batch may need memory for gradients between micro-steps. Returns whether it printed.
+// Advises a larger global batch if the update takes over 25 % of a predicted step: doubled, at most 10 times, until the
+// update takes at most 10 %, and only if it fits `limit` or auto would choose anew. Returns whether it printed.
 static bool summary_next_batch(const struct run *r, size_t limit) {
     const double SLOW_UPDATE = 0.25, SMALL_UPDATE = 0.1;
     const struct plan_prediction *p = &r->model->timeline.plan.predicted;

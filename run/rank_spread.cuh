@@ -1,6 +1,5 @@
-// Finds differences of ranks in planned memory, GPU, instructions, libraries and kernels, for the report, which else
-// speaks only of rank 0. Such ranks are not refused: all use one sum of gradients, whose bits depend on which rank has
-// what. What would let replicas drift apart is refused (start_check_ranks, check_programs) or agreed on, as cuDNN is.
+// Finds how ranks differ in planned memory, GPU, instructions, libraries and kernels, for the report. Ranks may differ
+// so, since all use one sum of gradients. What would let replicas drift apart is refused or agreed on elsewhere.
 #pragma once
 #include "run/libraries.cuh"          // library_variant
 #include "run/run.cuh"                // struct run

@@ -14,8 +14,8 @@
 
 // ---- start-up ----
 
-// The number of threads for this rank: one per CPU that it is bound to or, if unbound, a share of the machine's CPUs;
-// at most a share of the CPUs that a container grants, since more threads would all be put aside in each period.
+// The number of threads for this rank: one for each CPU that it is bound to or, if unbound, a share of the machine's
+// CPUs. No more than a share of the CPUs that a container grants: the kernel would pause more threads again and again.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN), granted = cpu_quota();
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -35,8 +35,9 @@ static int threads_to_take(const struct run *r) {
              most);
     return most;
 }
-// Returns the bytes, free and within budget, of the device's memory, of this rank's share of the host's, and of both if
-// they are one; SIZE_MAX: no limit. With --plan only budgets count, and --plan-gpu's memory for auto without one.
+// Returns the bytes that this rank may take of the device's memory, of the host's, and of both if they are one;
+// SIZE_MAX: no limit. They are what is free (a share of the host's), but within budgets. With --plan only budgets
+// count; for auto without one, --plan-gpu's memory is the device's.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
     const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
@@ -56,8 +57,8 @@ static struct fit_limits limits_of(struct run *r) {
     return limits;
 }
 
-// Sets the bytes of each memory that reports compare a plan with: its budget or, if the device has none, --plan-gpu's
-// memory or, with free_here, what is free on a machine whose CPU would train. SIZE_MAX: not known.
+// Sets the bytes of each memory that reports compare a plan with: its budget or, without one for the device,
+// --plan-gpu's memory; else, with free_here on a CPU, what is free on this machine. SIZE_MAX: not known.
 static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY_COUNT]) {
     const struct config *c = r->config;
     budget[MEMORY_HOST] = c->states.host_memory_budget > 0 ? (size_t)c->states.host_memory_budget : SIZE_MAX;
@@ -241,8 +242,8 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Takes this rank's requests to save or stop, between steps. A single rank follows at once, by r->save_wanted or
-// r->stopped. Of several, all ranks follow by the next step's reports, to which io.request takes the request.
+// Takes this rank's requests to save or stop, between steps. A single rank grants a request at once. Of several, the
+// rank only hands it to io.request: by the next step's reports, all ranks grant it together (finish_step).
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->io.request |= take_request(r);

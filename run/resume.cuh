@@ -14,7 +14,8 @@
 
 // ---- starting ----
 
-// Moves r->train to the state's position. Other data end the program or, by --new-data, begin there, with no best loss.
+// Moves r->train to the state's position. Other data than the checkpoint's end the program or, with --new-data, begin
+// at that position, and no loss counts as the best so far.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
@@ -45,8 +46,9 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
-// Sets r->base_folder and r->base_digest to the base model of a run with adapters. Ends the program if the base has
-// other modules than the options give, or isn't what the adapters of `checkpoint` (or NULL) were trained on.
+// Sets r->base_folder and r->base_digest to the base model that --init-from names. Call it only if the run has
+// adapters. Ends the program if the base has other modules than the options give, or isn't the base that the adapters
+// of `checkpoint` (or NULL) were trained on.
 static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     const struct config *c = r->config;
     struct error_text error;
@@ -202,7 +204,7 @@ static void finish_save(struct run *r) {
         report_save_result(r, problem, seconds);
 }
 
-// Returns the first rank that isn't `done`, or config->ranks. what, patient: control_all_gather's. All ranks call this.
+// Returns the first rank without `done`, or config->ranks. what, patient: control_all_gather's. Every rank calls this.
 static int first_rank_without(const struct run *r, bool done, const char *what, bool patient) {
     const int ranks = r->config->ranks;
     bool *all = (bool *)calloc((size_t)ranks, sizeof *all);
@@ -254,9 +256,8 @@ static void check_checkpoints_folder(const struct run *r) {
              folder, strerror(errno));
 }
 
-// Opens the saver of each rank that writes a part of checkpoints, and adds the tokenizer's files, for each checkpoint.
-// Removes leftovers of a killed run, as this run may save nothing. Ends the job if the folder can't take checkpoints or
-// isn't one for all writing ranks, or a tokenizer's file links out of --init-from. Every rank calls this.
+// Opens the savers of ranks that write parts of checkpoints, and adds the tokenizer's files. Removes a killed run's
+// leftovers. Ends the job if these ranks can't use one folder, or a file links out of --init-from. All ranks call this.
 static void open_saver(struct run *r) {
     char path[PATH_MAX];
     struct error_text unused;
@@ -279,9 +280,9 @@ static void open_saver(struct run *r) {
         }
 }
 
-// Begins each rank's part of a checkpoint. writer, on rank 0: its process id, or 0 if it could not begin. Returns false
-// if no part is to be written. If a part could not begin, all ranks set r->save_failed, and the first such rank and
-// rank 0 get *problem. Every rank calls this.
+// Begins each rank's part of a checkpoint. writer, on rank 0: its process id, or 0 if it could not begin. Returns
+// whether parts are to be written. If one could not begin, gives all up, and sets r->save_failed; rank 0 and the first
+// rank that failed get *problem. Every rank calls this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;

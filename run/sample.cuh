@@ -31,7 +31,7 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Returns the smallest of those largest weights (V, >= 0) that make up `share` of the sum, or 0. scratch: (V).
+// Returns the smallest of the fewest, largest weights (V, >= 0) that make up `share` of the sum, or 0. scratch: (V).
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
     double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
@@ -177,9 +177,9 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
                         c->evaluation.top_p, u, sampler->logits + Vp);
 }
 
-// Writes tokens after prompts. Row b of tokens (sequences, n) begins with a prompt of lengths[b] (1 to prompt_tokens),
-// and gets n minus the longest prompt's length more; n - 1 is at most decode_tokens. A seed and stream give one text.
-// Returns false if `stop` (or NULL), asked before each token, is true: on all ranks alike. Every rank calls this.
+// Writes tokens after prompts. Row b of tokens (sequences, n) begins with a prompt of lengths[b] (1 to prompt_tokens).
+// Each row gets n minus the longest prompt's length more; n - 1 is at most decode_tokens. A seed and stream give one
+// text. Asks `stop` (or NULL) before each token; if true, on all ranks alike, returns false. Every rank calls this.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

@@ -1,7 +1,6 @@
-// Saves the model into a checkpoint's folder: model.safetensors (several files if it is large) and config.json, or with
-// LoRA the adapters' two files; optimizer.safetensors, trainer_state.json, and the tokenizer's files. Each rank that
-// holds a part of the state has a saver, and writes that part: a thread does so from a copy in host memory while the
-// training goes on or, without a copy, the training waits while it is written from the model.
+// Saves the model into a checkpoint's folder: model.safetensors and config.json, or LoRA's two files;
+// optimizer.safetensors, trainer_state.json, and the tokenizer's files. Each rank that holds a part of the state has a
+// saver: a thread writes that part from a copy in host memory or, without a copy, the training waits for the write.
 #pragma once
 #include "run/model.cuh"               // struct gpt
 #include "config/layers.h"             // config_rotary_dims
@@ -223,7 +222,7 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
 
 // Begins the checkpoint of a step on rank 0; no save may be in progress. state_json: the text of trainer_state.json,
 // which the saver frees, after an error, too. Returns what went wrong, or NULL; then saver_save writes the checkpoint.
-// Where several ranks write, all, rank 0 too, call saver_begin_part before.
+// Where several ranks write, each of them, rank 0 too, calls saver_begin_part between the two.
 static const char *saver_begin(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);

@@ -1,7 +1,6 @@
-// Writes the model's tensors into a checkpoint's files: all of them, or the bytes that this rank owns. A single rank
-// writes the files from the first byte to the last. Of several, rank 0 lays the files out, and then each writes its
-// ranges (formats/checkpoint_part.h). Values are fetched and converted a chunk at a time; only a parameter whose
-// elements have other places in the file is fetched as a whole, as far as this rank owns it.
+// Writes the model's tensors into a checkpoint's files. A single rank writes from first byte to last; of several, rank
+// 0 lays the files out, and each writes its ranges (formats/checkpoint_part.h). Values are fetched a chunk at a time;
+// parameters whose elements have other places in the file are fetched whole, as far as this rank owns them.
 #pragma once
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write
@@ -38,7 +37,7 @@ struct save_tensors {
     struct checkpoint_writer writer;
     struct checkpoint_part part;
     uint64_t data_begin; // of the file's tensors
-    struct {             // save_owns's last answer
+    struct {             // save_writes_element's last answer
         bool frozen;
         int64_t begin, end;
         bool owned;
@@ -52,7 +51,7 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 // ---- values ----
 
 // Finds the next range of [*at, end), in the frozen or the trained flat buffers, that this rank writes: *at = the first
-// element, *place = its place in this rank's buffer. Returns the length, for the caller to add to *at, or 0.
+// element, *place = its index in this rank's buffer. Returns the length, for the caller to add to *at, or 0.
 static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
     const struct shards *shards = &s->m->frozen.shards;
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
@@ -120,8 +119,8 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // ---- tensors whose elements have other places ----
 
-// Whether this rank writes element `at` of the flat buffers, in a parameter up to `end`. s->range keeps the answer.
-static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
+// Whether this rank writes element `at` of the flat buffers. end: the end of its parameter. s->range keeps the answer.
+static bool save_writes_element(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
     if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;
         const int64_t n = save_next(s, frozen, &first, end, &place);
@@ -146,7 +145,7 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     const char *problem = NULL;
     for (int col = 0; col < cols && !problem;) {
         int last = col;
-        while (last < cols && save_owns(s, t->ours->frozen, save_element(t, row, last), end))
+        while (last < cols && save_writes_element(s, t->ours->frozen, save_element(t, row, last), end))
             last++;
         if (last > col)
             problem = save_values(s, entry, (int64_t)row * cols + col, values + col, last - col);

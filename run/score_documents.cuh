@@ -1,7 +1,6 @@
-// Computes the likelihoods of documents, by which tasks and texts are scored. A document is a sequence of tokens, of
-// which the last are scored. Documents are packed whole into rows of --seq-length, don't see each other, and begin at
-// position 0. Rows follow only from documents' lengths and tokens, and are dealt to ranks a batch at a time, so that
-// neither the order of documents nor the number of ranks changes a bit of a score. Equal documents are scored once.
+// Computes the likelihoods of documents, sequences of tokens of which the last are scored. Documents are packed whole
+// into rows of --seq-length, don't see each other, and begin at position 0. Rows follow only from lengths and tokens,
+// so that neither documents' order nor the number of ranks changes a bit of a score. Equal documents are scored once.
 #pragma once
 #include "run/ranks.cuh" // grant_request
 #include "run/run.cuh"   // struct run
@@ -34,8 +33,8 @@ static int compare_places(const void *a, const void *b) {
                              ((const struct document_place *)b)->document);
 }
 
-// Packs documents, sorted by compare_places, into rows of T by best fit: into the fullest row with room, and of these
-// the latest. Sets each place; of equal documents only the first has a row. Returns the number of rows.
+// Packs documents, sorted by compare_places, into rows of T by best fit: each into the fullest row with room, of
+// several the last one filled. Sets each place; of equal documents only the first has a row. Returns how many rows.
 static int pack_documents(struct document_place *places, int count, int T) {
     int *newest = (int *)malloc(((size_t)T + 1) * sizeof *newest);   // by the room that is left: a row; -1: none
     int *below = (int *)malloc(((size_t)count + 1) * sizeof *below); // (rows) the next row with the same room
@@ -171,8 +170,8 @@ static struct score_schedule schedule_documents(struct document_place *places, i
     return s;
 }
 
-// Scores `batch` on this rank, and gathers all ranks' scores into all (ranks, s->most). Rank k scores batch `batch -
-// rank + k`, if there is one. Returns what stop_asked_of_any does. Every rank calls this.
+// Scores batch number `batch` on this rank, while rank k scores `batch - rank + k`, if it exists. Gathers all ranks'
+// scores into all (ranks, s->most). Returns the largest stop_asked_here of any rank, or 0. Every rank calls this.
 static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
                          struct document_score *all) {
     const struct config *c = r->config;

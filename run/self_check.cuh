@@ -1,9 +1,7 @@
-// --self-check: attention on a GPU is checked before memory is planned. A child process with a deadline tests the
-// backend that the run has chosen (run/check_attention.cuh). A crash, a hang or wrong numbers end only the child, and
-// the run takes the next simpler backend: wgmma, mma.sync, unfused. See docs/internals/self-check.md.
-//
-// Verdicts are kept in --out, by GPU, driver, libraries, program and request, so that a second start needs no check.
-// cuDNN's attention is compared with flash in this process, where it is chosen; flash is checked before.
+// --self-check: attention on a GPU is checked before memory is planned (docs/internals/self-check.md). A child process
+// with a deadline tests the backend that the run has chosen (run/check_attention.cuh). A crash, a hang or wrong numbers
+// end only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. Verdicts are kept in --out,
+// by GPU, driver, libraries, program and request. cuDNN's attention is compared with flash in this process.
 #pragma once
 #include "config/layers.h" // config_rotates, config_window
 #include "run/run.cuh"     // struct run
@@ -164,7 +162,7 @@ static double self_check_limit(void) {
         fail("TRAIN_GPT_SELF_CHECK_SECONDS=%s in the environment: expected seconds above 0", text);
     return seconds;
 }
-// Whether a child's output has an error that doesn't put the blame on the kernels: memory was short or is broken.
+// Whether a child's output has an error for which the kernels are not to blame: memory was short, or is broken.
 static bool self_check_blames_memory(const char *output) {
     static const char *const texts[] = {"out of memory", "no memory", "ALLOC_FAILED", "uncorrectable"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
@@ -350,8 +348,8 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Appends rank 0's new verdicts that last to the file in --out, or warns that it can't. Logs the refusals in log.jsonl,
-// which is open. Frees the lines of verdicts: no check may follow.
+// Appends rank 0's new verdicts, as far as each lasts, to the file in --out, or warns that it can't. Logs the refusals
+// in log.jsonl, which is open. Frees the lines of verdicts: no check may follow.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -427,8 +425,8 @@ static struct attention_check self_check_of(struct run *r, enum attention_backen
     return check;
 }
 // Shares this rank's verdict of `backend`; GPUs, and so backends, may differ between ranks. Returns a backend that some
-// rank found wrong, or ATTENTION_AUTO. *verdict becomes WRONG if that is this rank's backend, else UNKNOWN if it was
-// RIGHT and another rank has no verdict. Ranks other than 0 warn of their own bad verdicts. Every rank calls this.
+// rank found wrong, or ATTENTION_AUTO. If that is this rank's, *verdict becomes WRONG. Else RIGHT becomes UNKNOWN if
+// another rank has no verdict. Ranks other than 0 warn of their own bad verdicts. Every rank calls this.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
                                                enum attention_backend backend) {
     enum { RANKS = 1 << 24 };
@@ -452,7 +450,7 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     return refused;
 }
 // Checks a backend on this GPU, unless its verdict is known or no check is wanted. Returns false if some rank's backend
-// is wrong; refused[the wrong backend] is then why, in r->self_check. A missing verdict passes. Every rank calls this.
+// is wrong; refused[] of that backend is then why, in r->self_check. A missing verdict passes. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
@@ -502,7 +500,6 @@ static void self_check_report(const struct run *r) {
 #else
 
 static void self_check_report(const struct run *r) {}
-// Accepts every backend: only GPUs are checked.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
 static void self_check_save(struct run *r) {}
 

@@ -1,9 +1,7 @@
-// --attention-backend auto by measurement. Once the backend that the rules chose has passed the self-check, a child
-// process times it and its alternatives at the run's own shape (run/time_attention.cuh), and the run takes the fastest.
-// The child first checks alternatives that have no verdict yet, and opens cuDNN before the run's process does.
-//
-// The times are kept in self_check.txt. A second start takes the same backend by them and measures nothing: another
-// backend would change the bits of a run that goes on. See docs/internals/self-check.md.
+// --attention-backend auto by measurement (docs/internals/self-check.md). Once the backend that the rules chose has
+// passed the self-check, a child process times it and its alternatives at the run's own shape, and the run takes the
+// fastest. The child first checks alternatives without a verdict, and opens cuDNN before the run's process does. The
+// times are kept in self_check.txt for later starts, as another backend would change the bits of a run that goes on.
 #pragma once
 #include "run/self_check.cuh" // the child, its verdicts and their file
 
@@ -149,7 +147,7 @@ static enum attention_backend measure_last_at(const char *output) {
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
 // Sets *verdict from a child's line on a backend: RIGHT with its time, or WRONG with why. Returns whether there is one.
-static bool measure_line(struct self_verdict *verdict, const char *output, int backend) {
+static bool measure_read_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
     verdict->kind = SELF_CHECK_RIGHT;
@@ -181,7 +179,7 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
         struct self_verdict *const verdict = &verdicts[i];
         memset(verdict, 0, sizeof *verdict);
         verdict->kind = SELF_CHECK_UNKNOWN;
-        if ((i != (int)m->rule && !m->others[i]) || measure_line(verdict, output, i))
+        if ((i != (int)m->rule && !m->others[i]) || measure_read_line(verdict, output, i))
             continue;
         verdict->kind = i == (int)culprit ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
         verdict->lasts = result.end != CHILD_LATE; // a busy host is late, too
@@ -200,7 +198,7 @@ static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
 // Sets the verdicts (zeroed before) of all backends to compare: from known lines, or else by a child, whose verdicts go
-// to the file. Times none if one is known to be wrong, as it must be refused first. Returns whether all are known.
+// to the file. Starts no child if one is known to be wrong: it must be refused first. Returns whether all are known.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -227,7 +225,7 @@ static bool measure_here(struct self_verdict *verdicts, struct run *r, const str
 }
 
 // Returns a backend's milliseconds on the slowest rank, or 0 if any rank has no complete times. Every rank calls this.
-static double measure_agree(struct run *r, const struct self_verdict *verdict, bool complete) {
+static double measure_slowest_ms(struct run *r, const struct self_verdict *verdict, bool complete) {
     const double ms = complete && verdict->kind == SELF_CHECK_RIGHT ? strtod(verdict->text, NULL) : 0;
     const int microseconds = ms > 0 && ms < 1e6 ? (int)(1e3 * ms) + 1 : INT_MAX;
     const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
@@ -276,8 +274,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times `rule`, the backend that the rules chose, and its alternatives. Returns DONE with demands->fastest set, REFUSED
-// if one is refused (demands->refused) and so none has a time, or NOTHING if there is no time. Every rank calls this.
+// Times `rule`, the backend that the rules chose, and its alternatives. Returns DONE, with demands->fastest set, if
+// `rule` has a time; else REFUSED if some backend was refused (demands->refused), or NOTHING. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -295,7 +293,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++) {
         if (measure_refuse(r, &verdicts[i], (enum attention_backend)i, demands->refused))
             result = SELF_MEASURE_REFUSED;
-        measured->ms[i] = measure_agree(r, &verdicts[i], complete);
+        measured->ms[i] = measure_slowest_ms(r, &verdicts[i], complete);
     }
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT && measured->ms[rule] > 0; i++)
         if (measured->ms[i] > 0 && measured->ms[i] * SELF_MEASURE_GAIN < measured->ms[rule] &&

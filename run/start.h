@@ -52,14 +52,17 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
-    FILE *out = config->parallel ? open_memstream(&text, &bytes) : NULL;
-    if (!out)
+    if (!config->parallel)
         return;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out)
+        fail("out of memory");
     fprintf(out, "%s\n", config_options.version);
     for (int i = 0; i < CONFIG_ROWS; i++)
         if (config_rows[i].kind != OPTION_GROUP && !(config_rows[i].flags & CONFIG_PER_RANK))
             fprintf(out, "%s %s\n", config_rows[i].name, option_text(value, &config_rows[i], config));
-    fclose(out);
+    if (fclose(out) != 0)
+        fail("out of memory");
     parallel_check_same(config->parallel, text, "options");
     free(text);
     environment_check_ranks(config->parallel);
@@ -114,8 +117,8 @@ static void start_take_loss_chunk(struct config *config, const struct trainer_st
         start_set(config, row, checkpoint_resolved_option(text, state, row));
 }
 
-// Takes over the options that name the run's first weights, but not as given. Does nothing if any of them is given.
-// Adapters keep the base model that the run had, unless --init-from names another. Texts are never freed.
+// Takes over the options that name the run's first weights, unless any of them is given here. They don't count as
+// given. Adapters keep the base model that the run had, unless --init-from names another. Texts are never freed.
 static void start_take_beginning(struct config *config, const struct trainer_state *state) {
     char text[OPTION_TEXT];
     bool named = false;
@@ -129,13 +132,13 @@ static void start_take_beginning(struct config *config, const struct trainer_sta
         config->checkpoints.init_from = text_copy(state->base_folder);
 }
 
-// Returns the option that says the same in another unit, epochs for steps, or `row`. A given option replaces both.
+// Returns the option that says the same in another unit, epochs for steps, or `row`. Giving either replaces both.
 static int start_other_unit_of(int row) {
     const int steps = CONFIG_ROW(training.train_steps), epochs = CONFIG_ROW(training.train_epochs);
     return row == steps ? epochs : row == epochs ? steps : row;
 }
-// Takes over options from the checkpoint, except those given here: what its user gave, except CONFIG_THIS_START's; what
-// the run chose; and what a resumed run can't change. Ends the program for an unknown option.
+// Takes over options from the checkpoint, but none that is given here. They are what its user gave, except
+// CONFIG_THIS_START's; what its run chose; and what a resumed run can't change. An unknown option ends the program.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -211,8 +214,8 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-// Finds --resume's checkpoint and takes over its options. Ends the program if all are damaged or there is none; with
-// `auto` and none, changes nothing. --resume is not none. Rank 0 verifies. Every rank calls this.
+// Finds --resume's checkpoint, which rank 0 verifies, and takes over its options. Ends the program if all are damaged
+// or, but for `auto`, there is none; `auto` then changes nothing. --resume is not none. Every rank calls this.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -321,8 +324,7 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of --init-from's model, or ends the program. A --seq-length that isn't given becomes what
-// presets have, but at most the model's positions.
+// Takes over the options of --init-from's model, or ends the program. Sets --seq-length, too, unless it is given.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;

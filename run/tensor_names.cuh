@@ -1,9 +1,7 @@
-// Tells which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not.
-//
-// huggingface_tensors_of makes a list for each architecture, in the order of the file (transformers'
-// models/*/modeling_*.py); for ARCHITECTURE_OURS it is the table of parameters. When a run starts, the list is checked
-// against the table, since a parameter that it lacks would be missing from checkpoints: add it to the list, or let no
-// architecture fit models with that parameter (formats/huggingface.h).
+// Tells which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not. The list
+// of huggingface_tensors_of for an architecture has the file's order (transformers' models/*/modeling_*.py); for
+// ARCHITECTURE_OURS it is the table of parameters. A start checks that it has each parameter, which checkpoints would
+// lack otherwise: list a new one, or let no architecture fit models with it (formats/huggingface.h).
 //
 // RoPE rotates pairs of elements that lie half a head apart. If a model rotates only the first R elements of a head,
 // its pairs lie R / 2 apart. Then the rows of each head of q and k are permuted when they are read, and back when they
@@ -23,8 +21,8 @@ struct huggingface_tensor {
     int first_row;                         // the row of the parameter that is the tensor's first
     bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: the outputs are q, k, v, each KV head repeated so many times
-    bool interleaved;             // GPT-NeoX: the outputs are q, k, v of head 0, of head 1, ...; head_dim rows each
-    int turned_rows, rotary_dims; // in the parameter's rows below turned_rows, heads are permuted
+    bool interleaved;               // GPT-NeoX: the outputs are q, k, v of head 0, of head 1, ...; head_dim rows each
+    int permuted_rows, rotary_dims; // in the parameter's rows below permuted_rows, heads are permuted
 };
 
 struct huggingface_tensors {
@@ -32,8 +30,8 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// Returns the place in our head of element d of a file's head, of D elements, of which RoPE rotates the first R.
-static int huggingface_turned(int d, int R, int D) {
+// Returns the index in our head of element d of a file's head, of D elements, of which RoPE rotates the first R.
+static int huggingface_permuted(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
         return d;
     return d < R ? d + (D - R) / 2 : d - R / 2;
@@ -50,13 +48,13 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         const int head = row / (3 * t->head_dim), part = row / t->head_dim % 3;
         ours = part * t->q_rows + head * t->head_dim + row % t->head_dim;
     }
-    if (ours >= t->turned_rows)
+    if (ours >= t->permuted_rows)
         return ours;
-    return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
+    return ours - ours % t->head_dim + huggingface_permuted(ours % t->head_dim, t->rotary_dims, t->head_dim);
 }
 // Whether the tensor is anything but a run of the parameter's elements in their order.
 static bool huggingface_is_rearranged(const struct huggingface_tensor *t) {
-    return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
+    return t->transposed || t->interleaved || t->repeat > 1 || t->permuted_rows > 0;
 }
 
 struct huggingface_builder {
@@ -144,7 +142,7 @@ static void huggingface_mark_permuted_heads(struct huggingface_tensor *t, const 
                                             int rows) {
     t->head_dim = b->shape->layer.D;
     t->rotary_dims = b->rotary_dims;
-    t->turned_rows = b->rotary_dims < t->head_dim ? rows : 0;
+    t->permuted_rows = b->rotary_dims < t->head_dim ? rows : 0;
 }
 static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum parameter id, const char *name) {
     const struct tensor *ours = parameters_find(b->table, layer, id);
@@ -308,7 +306,7 @@ static int64_t huggingface_elements(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out (n, cols or 1) = rows [first, first + n) of the tensor, from `ours`, the parameter, or 0 if t->ours is NULL.
+// out (n, cols or 1) = rows [first, first + n) of the tensor, by `ours`, the whole parameter; zeros if t->ours is NULL.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {

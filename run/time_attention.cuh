@@ -97,9 +97,8 @@ static double timed_launches(struct timed_attention *a, const struct attention_t
 static double timed_flops(const struct attention_shape *s) {
     return 7.0 * s->B * s->num_heads * s->T * s->T * s->head_dim;
 }
-// Times the candidates and sets their timing->seconds. First halves timing->shape.B while the operands exceed
-// most_bytes, and then B and T while a forward and backward is over 5e13 flops. Calls `begins` each time before it
-// enqueues a backend's work, so that a fault has a culprit.
+// Times the candidates into timing->seconds. First halves timing->shape.B while operands exceed most_bytes, then B and
+// T while the flops exceed 5e13. Calls `begins` before it enqueues a backend's work, so that a fault has a culprit.
 static void time_attention(struct attention_timing *timing, size_t most_bytes,
                            void (*begins)(enum attention_backend backend), struct device *dev) {
     enum { ROUNDS = 5, LAUNCHES = 4 };

@@ -105,8 +105,8 @@ static void measure_utilization(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// Computes a step's mean loss, *mean, over the *targets targets that count (0 for none), from all ranks' reports
-// (ranks, report_width) of `micro_batches`. Adds in the data's order: the bits don't depend on the number of ranks.
+// Computes a step's mean loss, *mean, over the *targets targets that count (0: none), by all ranks' reports (ranks,
+// report_width) of `micro_batches`. Adds in the data's order, so that the bits don't depend on the number of ranks.
 // Returns the first micro-batch whose loss is NaN or Inf, with its loss in *nonfinite, or -1; *nonfinite then stays.
 static int mean_loss(const struct run *r, const double *reports, int micro_batches, double *mean, int64_t *targets,
                      double *nonfinite) {
@@ -212,7 +212,8 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs and prints step `done`'s validation. With --save-best, the best one asks for a checkpoint. All ranks call this.
+// Logs and prints the validation of step `done`, after validate_step. With --save-best, asks for a checkpoint if
+// validate_step noted this step as the best. All ranks call this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
@@ -223,8 +224,8 @@ static void report_validation(struct run *r, int done, double loss) {
         r->save_wanted = true;
 }
 
-// Logs a finished step. Where due, validates, scores tasks and, if `updated` (finish_step's result), samples, by
-// averaged parameters if kept: no later update may be in flight. Ends a save that is done. Every rank calls this.
+// Logs a finished step. Where due, validates, scores tasks and, if `updated` (finish_step's result), samples: all by
+// averaged parameters, if any, so no later update may be in flight. Ends a save that is done. Every rank calls this.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -271,7 +272,6 @@ static bool pause_due(const struct run *r) {
 
 // Trains to the last step, or until a signal, --exit-after or --early-stop ends the run. Ends with a checkpoint (at the
 // last step: unless --checkpoint-every is 0), whose save may still be in progress (finish_save). Every rank calls this.
-//
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
 // results of the previous step, so that it never idles. The update is enqueued once they are known.
 static void train(struct run *r) {

@@ -1,6 +1,5 @@
-// Chooses the algorithms of the matrix products before the first step, and keeps them in a file. Rank 0 chooses for all
-// ranks, so that all have the same bits. It reads the choices in the file of the checkpoint, or of --out, and times
-// those products of training and validation that the file lacks. All other products use the heuristics' choice.
+// Chooses algorithms of the matrix products before the first step, on rank 0 for all ranks, so that all have the same
+// bits. Times products of training and validation that the checkpoint's file, or --out's, lacks; others use heuristics.
 #pragma once
 #include "run/self_check.cuh" // self_check_any_rank_wants
 #ifdef TARGET_CUDA
@@ -298,7 +297,6 @@ static void tune_matmuls(struct run *r) {
 
 #else
 
-// Does nothing: only a GPU has algorithms to choose from.
 static void tune_matmuls(struct run *r) {}
 
 #endif

@@ -1,5 +1,4 @@
-// Options that were given and that another option makes useless. The report says so, since a user who gave one expects
-// it to change something. If the model would be another than was asked for, config_resolve ends the program instead.
+// Reports given options that others make useless. Where the model would be another, config_resolve ends the program.
 #pragma once
 #include "config/config.h" // struct config
 #include <stdio.h>         // printf

@@ -5,7 +5,7 @@
 #include "run/run.cuh"            // struct run
 
 // The number of micro-batches, over all ranks, of a validation on r->val's part (dataloader_take_part): at most
-// --val-steps. A rest smaller than a micro-batch is left out, unless it has finetuning examples, or is all there is.
+// --val-steps. A rest below a micro-batch is left out, unless it has finetuning examples, or is all the data.
 static int validation_batches(const struct run *r) {
     const struct config *c = r->config;
     const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->training.micro_batch_size;
@@ -22,9 +22,8 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// Returns the mean loss over the first --val-steps batches of the set that r->val takes, added in an order that doesn't
-// depend on the number of ranks. Returns NAN if a signal stopped the validation (r->stopped) or a loss is NaN.
-// *targets: how many counted; ends the program if none did. Every rank calls this.
+// Returns the mean loss of r->val's set, with the same bits for any number of ranks, or NAN if a signal stopped it
+// (r->stopped) or a loss is NaN. *targets: how many counted; ends the program if none did. Every rank calls this.
 static double validate_set(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);

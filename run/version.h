@@ -5,6 +5,7 @@
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // printf
 
+// Prints the levels of CPU instruction sets that this program has engines for, a line each.
 static void version_print_levels(void) {
     char text[512];
     for (int i = 0; i < NUM_LEVELS; i++) {

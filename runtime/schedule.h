@@ -29,16 +29,15 @@ struct schedule {
     int64_t wsd_decay_steps; // LR_DECAY_WSD (warm-up, stable, decay): length of the decay, which ends at decay_steps
 };
 
-// The sequences of a step: `start` at first, then by `increment` more up to `batch`. Each smaller size lasts for an
-// equal part of the first `samples` sequences.
+// The sequences of a step: `start`, then `increment` more up to `batch`, after equal parts of `samples` sequences.
 struct batch_ramp {
     int start, increment, batch; // batch - start is a multiple of increment
     int64_t samples;             // below 2^38; 0: every step has `batch`
 };
 
 __BEGIN_DECLS
-// Returns the learning rate of a step, counted from 0: in the warm-up (step + 1) / warmup_steps of lr, then by `style`,
-// and from decay_steps on min_lr (CONSTANT: lr). Megatron-LM's step / warmup_steps wastes step 0 on a rate of 0.
+// Returns the learning rate of a step, counted from 0. The warm-up has lr (step + 1) / warmup_steps, not Megatron-LM's
+// step / warmup_steps, which is 0 at step 0. Then it follows `style`; from decay_steps on it is min_lr (CONSTANT: lr).
 double schedule_lr(const struct schedule *s, int64_t step);
 // The number of sequences of the step that begins after `consumed` sequences.
 int ramp_batch(const struct batch_ramp *ramp, uint64_t consumed);

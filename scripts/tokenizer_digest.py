@@ -29,10 +29,10 @@ def pack_value(value):
     return struct.pack("<cq", b"i", value) if isinstance(value, int) else struct.pack("<cd", b"d", value)
 
 
-def settle(value):
+def normalize_components(value):
     """Brings the components in a value to one form: what older files leave out or name otherwise."""
     if isinstance(value, list):
-        return [settle(member) for member in value]
+        return [normalize_components(member) for member in value]
     if not isinstance(value, dict):
         return value
     value = dict(value)
@@ -43,7 +43,7 @@ def settle(value):
         never = value.pop("add_prefix_space", None) is False
         value = {"prepend_scheme": "always", "split": True, **value, **({"prepend_scheme": "never"} if never else {})}
         value.pop("str_rep", None)
-    return {name: settle(member) for name, member in value.items()}
+    return {name: normalize_components(member) for name, member in value.items()}
 
 
 def pack_tokens(tokens):
@@ -60,7 +60,7 @@ def of(description):
         model.setdefault("type", "BPE")
     parts = [{name: value for name, value in model.items() if name not in NOT_OF_IDS}, description.get("normalizer"), description.get("pre_tokenizer")]
     names = {token["content"] for token in added}
-    text = pack_value(settle(parts))
+    text = pack_value(normalize_components(parts))
     text += pack_tokens([(number, token, b"") for token, number in vocab.items() if token not in names]) if isinstance(vocab, dict) else pack_value(vocab)
     for merge in merges or []:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge

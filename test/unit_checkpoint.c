@@ -214,14 +214,14 @@ static void names_read_back_as_what_they_are(void **state) {
     for (int i = 0; i < 5; i++)
         for (int k = 0; k < 4; k++) {
             const enum checkpoint_kind kind = kinds[k];
-            const struct checkpoint_entry made = checkpoint_entry_of(kind, steps[i], 4194304);
+            const struct checkpoint_entry made = checkpoint_entry_make(kind, steps[i], 4194304);
             assert_true(checkpoint_entry_parse(&entry, made.name));
             assert_int_equal(entry.kind, kind);
             assert_true(entry.step == steps[i]);
             assert_int_equal(entry.pid, kind == CHECKPOINT_STEP ? 0 : 4194304);
         }
-    assert_string_equal(checkpoint_entry_of(CHECKPOINT_STEP, 1000, 0).name, "step_00001000");
-    assert_string_equal(checkpoint_entry_of(CHECKPOINT_PARTIAL, 1000, 7).name, ".step_00001000.7.partial");
+    assert_string_equal(checkpoint_entry_make(CHECKPOINT_STEP, 1000, 0).name, "step_00001000");
+    assert_string_equal(checkpoint_entry_make(CHECKPOINT_PARTIAL, 1000, 7).name, ".step_00001000.7.partial");
     const char *const others[] = {"",
                                   ".",
                                   "..",

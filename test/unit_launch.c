@@ -114,11 +114,11 @@ static void by_mpirun(void **state) {
     struct error_text error;
     for (size_t i = 0; i < sizeof mpirun / sizeof *mpirun; i++) {
         find(&launch, "", mpirun[i], &error);
-        assert_true(launch_is_by_mpirun());
+        assert_true(launched_by_mpirun());
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         find(&launch, "", others[i], &error);
-        assert_false(launch_is_by_mpirun());
+        assert_false(launched_by_mpirun());
     }
 }
 

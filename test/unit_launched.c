@@ -6,30 +6,30 @@ static void the_newest_is_first_and_the_oldest_are_left_out(void **state) {
     char text[256];
     static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m"};
     assert_string_equal(launched_last(text, sizeof text), "");
-    launched_note("first");
+    launched_record("first");
     assert_string_equal(launched_last(text, sizeof text), "first");
-    launched_note("second");
+    launched_record("second");
     assert_string_equal(launched_last(text, sizeof text), "second, first");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        launched_note(names[i]);
+        launched_record(names[i]);
     assert_string_equal(launched_last(text, sizeof text), "m, l, k, j, i, h, g, f, e, d, c, b");
 }
 static void what_repeats_is_named_once(void **state) {
     char text[256];
-    launched_note("norm");
+    launched_record("norm");
     for (int i = 0; i < 9; i++)
-        launched_note("a graph");
-    launched_note("norm");
+        launched_record("a graph");
+    launched_record("norm");
     assert_string_equal(launched_last(text, sizeof text), "norm, a graph, norm, m");
 }
 static void a_name_is_found_in_an_expression(void **state) {
     char text[256];
-    launched_note("(amax ? norm_kernel<t, 1, true> : norm_kernel<t, 1, false>)");
-    launched_note("rope_kernels");
-    launched_note("a_kernel_of ? plain : x_kernel");
-    launched_note("_kernel");
+    launched_record("(amax ? norm_kernel<t, 1, true> : norm_kernel<t, 1, false>)");
+    launched_record("rope_kernels");
+    launched_record("a_kernel_of ? plain : x_kernel");
+    launched_record("_kernel");
     for (int i = 0; i < 8; i++)
-        launched_note("adamw_kernel<true>");
+        launched_record("adamw_kernel<true>");
     assert_string_equal(launched_last(text, sizeof text), "adamw_kernel, _kernel, x_kernel, rope_kernels, norm_kernel");
 }
 static void what_does_not_fit_is_cut(void **state) {

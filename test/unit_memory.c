@@ -502,7 +502,7 @@ static size_t resident_pages(void *memory, size_t bytes) {
 }
 static void pages_are_resident_once_they_are_touched(void **state) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 64 * page; // less than a huge page
-    char *memory = (char *)device_reserve(bytes);
+    char *memory = (char *)device_allocate_untouched(bytes);
     assert_int_equal(resident_pages(memory, bytes), 0);
     device_touch(memory + page - 1, 0);
     assert_int_equal(resident_pages(memory, bytes), 0);

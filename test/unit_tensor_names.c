@@ -179,7 +179,7 @@ static void turned_heads_give_the_same_scores(void **state) {
         double q[2][128], k[2][128], score[2] = {0, 0};
         bool used[128] = {false};
         for (int d = 0; d < D; d++) {
-            const int ours = huggingface_turned(d, R, D);
+            const int ours = huggingface_permuted(d, R, D);
             assert_true(ours >= 0 && ours < D && !used[ours]);
             used[ours] = true;
             q[1][ours] = q[0][d] = random_value();
@@ -207,7 +207,7 @@ static void gpt_neox_interleaves_heads(void **state) {
     assert_non_null(t);
     for (int row = 0; row < 3 * C; row++) {
         const int d = row % D, part = row / D % 3, head = row / D / 3;
-        const int at = part < 2 ? huggingface_turned(d, R, D) : d;
+        const int at = part < 2 ? huggingface_permuted(d, R, D) : d;
         assert_int_equal(huggingface_row(t, row), part * H * D + head * D + at);
     }
     model_close(&m);

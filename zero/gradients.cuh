@@ -9,8 +9,8 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit is streamed: its stored gradients pass through two slots, a bucket at a time. The head and the
-// embeddings are streamed if they are larger than a layer and have more than two buckets.
+// Whether a unit's stored gradients, if slots are used at all, pass through two slots, a bucket at a time. The head's
+// and the embeddings' do so if they are larger than a layer's and have more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
@@ -56,8 +56,7 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to copy a part from the host to a slot. In a step's first micro-step instead zeroes the slot, because
-// add_shard does not write the gaps between tensors.
+// Begins to copy a part to a slot. In a step's first micro-step instead zeroes it, as add_shard leaves gaps unwritten.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -211,10 +210,9 @@ static void add_to_stored_sum(struct zero *z, int unit) {
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
-// Begins to reduce a unit's gradients over the ranks, after the unit's backward; zero_add_reduced or the update waits.
-// Sharded gradients are reduced in each micro-step, whole ones in a step's last. From stage 1 on only this rank's
-// shards then hold the sum. On one rank adds buffered gradients to the stored sum instead. Opens a phase if gradients
-// have buffers. Does nothing for an empty unit. Every rank calls this.
+// Begins to reduce a unit's gradients after its backward; zero_add_reduced or the update waits. Sharded gradients are
+// reduced in each micro-step, whole ones in the last. From stage 1 on only this rank's shards then hold the sum. On one
+// rank adds buffered gradients to the stored sum. Opens a phase if gradients have buffers. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -243,8 +241,7 @@ static void zero_reduce(struct zero *z, int unit) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Adds a unit's reduced gradients, this rank's shards of them, to the stored sum, in a new phase. Does nothing if
-// gradients aren't sharded, or the unit is empty.
+// Adds this rank's shards of a unit's reduced gradients to the stored sum, in a new phase. Does nothing if unsharded.
 static void zero_add_reduced(struct zero *z, int unit) {
     if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         add_to_stored_sum(z, unit);

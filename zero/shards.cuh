@@ -29,11 +29,15 @@ struct shards {
     int64_t largest_shard;
 };
 
+// Whether optimizer states are sharded: from stage 1 on, but never on one rank.
 static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
+// Whether gradients are sharded: from stage 2 on, but never on one rank.
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
+// Whether parameters are sharded: in stage 3, but never on one rank.
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
-// Appends a unit's elements [begin, end) as buckets of equal size, about `most` > 0 or less; the last may be smaller.
+// Appends a unit's elements [begin, end) to s->buckets, which must have room for them, as buckets of equal size, about
+// `most` > 0 elements or less. The last bucket may be smaller.
 static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)

@@ -7,8 +7,7 @@
 //                to it as it would in place. Else backward overwrites the buffer, the buffer is reduced, and this
 //                rank's shards of it are added to the stored sum, which passes through the device by slots
 //
-// Gradients in bf16 take the second way wherever they lie: the gradients of a micro-step are summed in fp32 and rounded
-// stochastically once, when they are added to the stored sum. Offloading changes no bit of what as many ranks compute.
+// Gradients in bf16 always take the second way: a micro-step rounds them only once. Offloading changes no bits.
 #pragma once
 #include "kernels/collectives.cuh"  // collective_all_gather
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
@@ -109,7 +108,7 @@ static void zero_forget_buffers(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// Notes which micro-step begins. adds_up: the step has had micro-steps already or, when planning, may get several.
+// Sets z's flags of a micro-step. adds_up: the step has had micro-steps already or, when planning, may get several.
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -178,8 +177,8 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns the address at which backward writes a tensor's fp32 gradient, live in this phase; NULL when planning. Call
-// zero_begin_gradients for the tensor's unit before.
+// Returns the address at which backward writes a tensor's fp32 gradient: in the unit's buffer, live in this phase, or
+// in z->grads. NULL when planning. Call zero_begin_gradients for the tensor's unit before.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_buffers_gradients(z)) {
         const int unit = unit_of(z->table, t);

@@ -300,9 +300,8 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool cap
     }
 }
 
-// Computes a panel's dK and dV from the strips of a tile that see the panel, and adds them to dk and dv, (steps) blocks
-// each, or where `fresh` overwrites these. Leaves a strip's dS^T in g->ds, in block `slot` of the strip's FLASH_PANELS.
-// all_factors holds dropout's factors, laid out as g->ds.
+// Adds a panel's dK and dV from a tile's strips that see it to dk and dv (steps blocks), or where `fresh` sets these.
+// Leaves each strip's dS^T in g->ds, block `slot` of its FLASH_PANELS. all_factors: dropout's, as g->ds.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const float *all_factors,
                                         const struct flash_sight *sight, const struct flash *f, int64_t place,

@@ -84,6 +84,7 @@ static double flash_area(const struct flash *f, int b, int tile) {
         hidden += flash_begin(f, b, first + s);
     return tile + 1 - (double)hidden / (strips * f->strips);
 }
+// Returns the area that a sequence's query tiles see, of one head, in squares of a query tile's width (flash_area).
 static double flash_sequence_area(const struct flash *f, int b) {
     double area = 0;
     for (int tile = 0; tile < f->tiles; tile++)
@@ -150,8 +151,7 @@ static inline void flash_mask_diagonal(float *scores) {
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
-// Sets the scores that a strip doesn't see to -inf, in the block of S^T of a panel <= strip. s is the strip's number in
-// its tile, `strip` its number in the sequence.
+// Sets scores that a strip, number s of its tile, doesn't see to -inf, in the block of S^T of a panel <= strip.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
         flash_mask_diagonal(scores);
@@ -180,8 +180,7 @@ static inline float flash_scale_log2(const struct flash *f) {
     return f->shape.softcap > 0 ? LOG2E : f->shape.scale * LOG2E;
 }
 
-// Fills factors (panels, key, query) with dropout's factors of a strip, for FLASH_PANELS panels or fewer from panel
-// `first` on. Queries past T get 0.
+// Fills factors (panels <= FLASH_PANELS, key, query) for a strip, from panel `first` on. Queries past T get 0.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;

@@ -210,8 +210,7 @@ static void decode_all_values(vec *sums, const float *weights, float shrink, con
         decode_values(1, sums, weights, shrink, values, n, v, D);
 }
 
-// Turns n scores p into weights 2^(p - max), and returns their sum. Up to a multiple of EXP2_VECS vectors, for which p
-// has room, further weights are 0.
+// Turns n scores p into 2^(p - max), returns their sum, and zeroes p, which has room, up to whole EXP2_VECS vectors.
 static inline float decode_weights(vec *p, int n, float max) {
     vec sum = vec_set(0);
     for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)

@@ -34,8 +34,7 @@ void attention_decode(floatX *out,              // (B, H * D)
                       int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 __END_DECLS
 
-// Returns the slot of the cache for a row of (B, T) tokens, or -1 where kv_cache_append, with these starts and ends,
-// doesn't store the row.
+// Returns the slot where kv_cache_append, with these starts and ends, stores a row of (B, T) tokens; -1: nowhere.
 HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
     const int position = (int)position_of(starts, row, T);
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);

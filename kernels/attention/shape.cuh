@@ -63,8 +63,7 @@ struct attention_shape {
     ATTENTION_ASKS(FIELD_ROW)
 #undef FIELD_ROW
 };
-// Has the size of struct attention_shape while each field that asks for a feature is a row of ATTENTION_ASKS: see
-// below.
+// Has the size of attention_shape while each field that asks for a feature is a row of ATTENTION_ASKS: see below.
 struct attention_shape_size {
     int sizes[5];
     float scale;

@@ -6,28 +6,22 @@
 // each row's sum (lse), from which backward makes P again.
 //
 // The design of attention/sm80_tiles.cuh, attention/sm80_forward.cuh and attention/sm80_backward.cuh:
-// - Packed (B, T, (H + 2 Hkv) D) is read by 16 bytes, and its gradient written to where it belongs; K and V are never
-//   expanded: query head h reads KV head h / (H / Hkv).
+// - Packed (B, T, (H + 2 Hkv) D) is read by 16 bytes; K and V are never expanded: head h reads KV head h / (H / Hkv).
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
-// - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of
-//   the causal mask, so that no other test of T is needed.
+// - Rows past T are zeroes in shared memory and are not written. The causal mask hides keys past T from the others.
 // - Tiles have 64, 96, 128 or 256 columns. A head of another size, a multiple of 8, takes the next larger tile with
 //   zeroes in the columns past it. It has instances of its own, so that the exact sizes pay nothing for it.
 // - Backward is two kernels. One holds dQ of a block of queries in registers and runs over the keys; it also makes
-//   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
-//   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
-//   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
+//   delta = rowsum(dO O). The other holds dK and dV of a block of keys and runs over the queries of every head of the
+//   group. S and dP are made twice: 7 matmuls, not 5, but dQ needs neither an fp32 buffer nor an order among blocks.
 // - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal;
 //   a tile of keys meets the tiles of queries from the diagonal to last_query of its last key. Only tiles at either
-//   edge are masked. Blocks start in the order of plain causal attention, in which, by arithmetic, they end about as
-//   unevenly with documents as without, and less unevenly with windows.
-// - An amax is taken by a kernel of its own, where rope_backward does not take it: in these, even at their end, it
-//   made ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
+//   edge are masked. Blocks start in the order of plain causal attention.
+// - An amax is taken by a kernel of its own, where rope_backward does not take it: in the others it made ptxas spill.
 // - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
-//   tensor cores truncate sums, a sum leaves them every 64 of depth; without that errors are 1.5e-5. A float takes the
-//   place of two bf16, so that the operands of S and dP come by ldmatrix. V, K, dO and Q as right operands of the other
-//   products come by 32-bit loads, since ldmatrix can't transpose floats. wgmma would take TF32 only
-//   with operands along the depth. On 8.6, 8.9 and 12.x FMA units would be faster (arithmetic): they have no instance.
+//   tensor cores truncate sums, a sum leaves them every 64 of depth, else errors are 1.5e-5. A float takes the place of
+//   two bf16, so that the operands of S and dP come by ldmatrix. The other products' right operands come by 32-bit
+//   loads, since ldmatrix can't transpose floats. On 8.6, 8.9 and 12.x FMA units would be faster (arithmetic).
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks, and in fp32 the 32 words that a warp loads: rows 0, 2, 4 and 6 by two units.
 #if defined(TARGET_CUDA)
@@ -67,8 +61,7 @@ size_t flash_backward_workspace_bytes(struct attention_shape shape, const struct
 static dim3 flash_grid(struct attention_shape shape, int rows, int heads) {
     return dim3(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
 }
-// Returns a kernel's arguments: `any`, with these `spans`, which may be NULL. At a kernel's first use, also asks CUDA
-// to allow its shared memory.
+// Returns a kernel's arguments: `any`, with `spans` or NULL. At its first use asks CUDA to allow its shared memory.
 template <class plan>
 static typename plan::arguments flash_prepare(void (*kernel)(typename plan::arguments), const int32_t *spans,
                                               const struct flash_any_arguments &any) {
@@ -119,8 +112,7 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
-// Enqueues the instance for a softcap, or for spans with dropout. These are rare, so that there are instances only for
-// padded heads, which take any head.
+// Enqueues the instance for a softcap, or spans with dropout. As these are rare, they have instances only with padding.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)

@@ -84,8 +84,7 @@ template <class plan> struct backward_query_state {
     uint32_t step; // of dropout
 };
 
-// Computes lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row on, 0 past T. Sets them in `state`
-// and, except past T, in a.rows.
+// Sets lse log2(e) and delta = rowsum(dO O) of the warp's rows from first_row on, in `state` (0 past T) and in a.rows.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -267,8 +266,7 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 64 && !FP32 ? 2 : 1; // 16-row blocks of a warp
-    // At 256 two warps share the same keys, each with half of the columns of dK and dV: one warp has not the registers
-    // for all columns. Each of the two makes S and dP.
+    // At 256 two warps share keys: each makes S and dP, and half of dK's and dV's columns, for lack of registers.
     static constexpr int KEY_WARPS = FP32                  ? D == 256 ? 2 : 4
                                      : D == 64 || D == 256 ? 4
                                                            : 8,

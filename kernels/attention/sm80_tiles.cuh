@@ -33,16 +33,14 @@ struct flash_arguments {
 static constexpr bool FP32 = sizeof(floatX) == 4;
 
 // Returns threadIdx.x. With HIDDEN, which in fp32 needs blocks of at most 256 threads, the compiler can't see where the
-// value comes from. It then computes again for each tile what depends on it, and leaves registers to accumulators. The
-// uses to hide and the unrolling of forward's loop over D are chosen so that ptxas of CUDA 13.0 spills nothing in plain
-// causal forward, and least elsewhere, on sm_80 and sm_90a. Else it spills up to 120 bytes.
+// value comes from. It then recomputes what depends on it, and leaves registers to accumulators. What to hide, and how
+// to unroll forward's loop over D, is chosen so that ptxas 13.0 spills least, in plain causal forward nothing.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) & (FP32 ? 255 : -1) : (int)threadIdx.x;
 }
 
-// Returns 0. With LATE the 0 is computed from count, which must be >= 0, so that ptxas, which sees through
-// thread_index(), knows the value no earlier than count. Then no sum with this 0 can be computed, and spend a register,
-// before count is known.
+// Returns 0. With LATE it is computed from count >= 0, so that ptxas, which sees through thread_index(), can't compute
+// a sum with this 0, and spend a register, before count is known.
 template <bool LATE> DEVICE_FUNCTION uint32_t zero_after(int count) {
     return LATE ? (uint32_t)hide_value(count) >> 31 : 0;
 }
@@ -89,8 +87,7 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
 
 // --- Elements -----------------------------------------------------------------------------------------------------
 
-// ELEMENT is the bytes of an element. STEP is the depth of one mma, in elements: two units of 16 bytes for either type
-// of element, so that operands lie in the same units.
+// ELEMENT: an element's bytes. STEP: the depth of one mma in elements, for either type two units of 16 bytes.
 static constexpr int ELEMENT = (int)sizeof(floatX), STEP = 2 * PACK;
 // Whether fp32 computes more values again instead of keeping them in registers: see thread_index().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -259,7 +256,6 @@ template <int D, int M, bool IN_REGISTERS> struct left_rows {
     }
 };
 
-// acc = 0, M x N fragments of the warp
 template <int M, int N> DEVICE_FUNCTION void clear(float acc[M][N][4]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -270,7 +266,6 @@ template <int M, int N> DEVICE_FUNCTION void clear(float acc[M][N][4]) {
                 acc[m][n][i] = 0;
 }
 
-// acc *= factor, M x N fragments of the warp
 template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float factor) {
 #pragma unroll
     for (int m = 0; m < M; m++)

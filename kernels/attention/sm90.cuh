@@ -1,9 +1,7 @@
 // Holds what forward and backward of flash attention for Hopper (sm_90a) share: bf16 with sums in fp32. Attention is
-// causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed
-// beside other implementations. The design of these files:
-// - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
-//   permuted or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written;
-//   the causal mask keeps a query below T from every key past it, so that it needs no other test of T.
+// causal, with or without tables of the first key that each query sees, or full. The design of these files:
+// - Tiles come and go by TMA, with 4-D maps (D, heads, T, B) of packed (B, T, (H + 2 Hkv) D): query head h reads KV
+//   head h / (H / Hkv). Rows past T read as 0 and are not written; the causal mask hides them from queries below T.
 // - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head),
 //   one after the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which

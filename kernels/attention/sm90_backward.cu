@@ -1,6 +1,5 @@
-// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32, in a fixed order unless any is allowed. Blocks
-// of keys run over queries as in FlashAttention-2 (arXiv 2307.08691); a warpgroup copies for those that multiply, as in
-// FlashAttention-3 (arXiv 2407.08608).
+// Backward of flash attention for Hopper, by TMA and wgmma. Blocks of keys run over queries as in FlashAttention-2
+// (arXiv 2307.08691); a warpgroup copies for those that multiply, as in FlashAttention-3 (arXiv 2407.08608).
 //   S = Q K^T, P = exp2(scale log2(e) S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O)
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
@@ -9,27 +8,23 @@
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of all heads of the
 //   group, from the diagonal to the last that sees a key: dK and dV stay in registers, whatever the group's size.
 // - S^T and dP^T are made with keys as rows, so that P^T and dS^T are left operands of dV and dK in registers. Only dS
-//   goes through shared memory, for dQ. At head dim 256 dK and dV of 64 keys need the registers of both warpgroups.
-//   There each warpgroup makes S^T and dP^T of half of the queries, and half of the columns of dK, dV and dQ, and P
-//   goes through shared memory too.
+//   goes through shared memory, for dQ. At head dim 256 dK and dV of 64 keys need both warpgroups' registers: each
+//   makes S^T and dP^T of half the queries, and half the columns of dK, dV and dQ; P goes through shared memory too.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed, from the first keys that the tile sees to the diagonal's, so that the same inputs give the same
-//   bits. The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn
-//   it is. Where any order is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads.
+//   The order is fixed, the diagonal's block last, and the first block stores. A counter for each tile says whose turn
+//   it is. Where any order is allowed, the rows' kernel fills dQ with zeroes, and blocks begin at different heads.
 // - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no kernel of its own reads dqkv.
 // - Nobody waits for a block that may not have started: a block's turn comes only after blocks with earlier keys of its
-//   KV head, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise,
-//   but everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the
-//   device. It is also the order that starts the blocks with the most work first.
+//   KV head, which have lower indices. GPUs start blocks in the order of their index (CUDA does not promise it, but
+//   one-pass scans rely on it), so that there is no deadlock, however few fit. It also starts long blocks first.
 // - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
 //   descend to their diagonal, so that blocks that start together wait only for the step by which one follows another.
 // - KV heads are worked on in sections, whose Q, dO and dQ stay in the L2 cache: as many heads as it holds or, where
 //   that is fewer, so many that about eight blocks of each head, a gang, are at work at the same time. A gang's blocks
 //   are at nearly the same tile, so that all but the first find it in the cache. They end one after another, as many
-//   steps apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its
-//   diagonal, and is at the next block's diagonal when that block starts. Its blocks reach the last tile together,
-//   where the next gang starts. With tables of first keys all gangs descend: a window's blocks end at tiles as far from
-//   each other as their diagonals are, and a document's at one tile.
+//   steps apart as a tile has heads. Where that is far, and there are no tables of first keys, every other gang
+//   ascends: its first block starts at its diagonal, and is at the next block's diagonal when that block starts. Its
+//   blocks reach the last tile together, where the next gang starts.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above every diagonal; without one they are masked.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_backward_plan.cuh" // sm90_backward_plan, struct sm90_backward_arguments
@@ -140,8 +135,7 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
 
 // Adds dQ of the block's even steps, or with `odd` its odd steps, from shared to global memory. Waits for the block's
 // turn, unless any_order; the first turn stores. Two threads call, with odd 0 and 1, because waiting for the turn and
-// for the copy takes longer than a step. Up to head dim 128 each has a buffer of its own, so that a step's dQ leaves
-// the registers while the previous step's still waits for its turn.
+// for the copy takes longer than a step. Up to head dim 128 each has a buffer of its own.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
@@ -237,8 +231,7 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left
         if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
-// Sets scores of queries that no longer see a key to -inf. seen holds, for each of the thread's two keys, the last
-// query that sees it, less the thread's first query.
+// Sets scores of queries past seen[i] to -inf: the last that sees the thread's key i, less the thread's first query.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -563,9 +556,9 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
         sum += load_shared_float(scratch + (uint32_t)(group * plan::D + column) * 4);
     return sum;
 }
-// Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. That has a row of
-// sums for each tile of QUERIES rows: of a block of two tiles the first gets the sums, the second zeroes. Overwrites
-// dS. Both warpgroups call.
+// Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. If the block spans
+// two of its tiles (of QUERIES rows each), the first tile gets the sums and the second zeroes. Overwrites dS. Both
+// warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -804,9 +797,8 @@ DEVICE_FUNCTION void sm90_sum_queries(const struct sm90_backward_arguments &a, u
         sm90_bias_at<plan>(a, b, tile, head)[threadIdx.x] = sum;
 }
 // Writes dQ of one tile of a few heads, which share RoPE's angles: scales the sums, undoes RoPE if a.rotary is given,
-// and rounds. AMAX: a.amax is given. Rows pass through shared memory, for 16-byte writes, and are 16 bytes longer
-// there, so that a quad's words lie in different banks. After them lie (SM90_QUERIES_THREADS / (D / 2), D) floats for
-// sm90_sum_queries.
+// and rounds. AMAX: a.amax is given. Rows pass through shared memory, for 16-byte writes, 16 bytes longer so that a
+// quad's words differ in banks. (SM90_QUERIES_THREADS / (D / 2), D) floats for sm90_sum_queries follow.
 template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {

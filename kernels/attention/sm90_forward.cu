@@ -21,8 +21,7 @@
 enum { SM90_ORDER_THREADS = 256 };
 
 // Sorts the tiles of queries into a.order: first the tiles that see the most tiles of keys and, of equals, the last.
-// With sections each sequence is sorted apart, and sections follow each other. A thread takes one tile of a sequence,
-// and gives all its heads neighboring entries.
+// With sections each sequence is sorted apart, and sections follow each other. A tile's heads get neighboring entries.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -478,9 +477,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 // --- Launch -------------------------------------------------------------------------------------------------------
 
 // The number of query heads of a section, in whole groups; 0: all heads at once. At 650 TFLOP/s the blocks read keys
-// and values at 5 TB/s. The heads of a group read the same ones at about the same time, so that memory must only
-// deliver 5 TB/s divided by their number, which it can from 4 heads on. With fewer, a section has the heads whose keys
-// and values fit in the L2 cache, beside Q and O, which pass through.
+// and values at 5 TB/s. A group's heads share these reads, so that memory can deliver them from 4 heads on. With fewer,
+// a section has the heads whose keys and values fit in the L2 cache, beside Q and O, which pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));

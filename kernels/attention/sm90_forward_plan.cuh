@@ -61,8 +61,7 @@ struct sm90_forward_tile {
     int head, first;   // as in sm90_forward_item
 };
 
-// Sets the members of `a`, pairs to by_heads, by which sm90_in_sections finds a round's tile. Reads a.section_heads,
-// heads, blocks and full.
+// Sets a's members from pairs to by_heads, for sm90_in_sections. Reads section_heads, heads, blocks and full.
 static void sm90_forward_divide(struct sm90_forward_arguments &a) {
     const int section = a.section_heads ? a.section_heads : a.heads, last = a.heads - (a.heads - 1) / section * section;
     a.pairs = a.section_heads > 0 && !a.full;
@@ -133,7 +132,7 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
-// Returns the first key that a row of sequence b sees; 0 without SPANS. Rows past T, not kept, get the last row's.
+// Returns the first key that a row of sequence b sees, and past T what the last row sees; 0 without SPANS.
 template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
     return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
 }

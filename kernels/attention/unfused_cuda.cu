@@ -14,8 +14,7 @@
 enum { TILE = 64, TILE_DEPTH = 16, TILE_THREADS = 256, TILE_ROW_BYTES = (TILE + 4) * 4 };
 enum { TILE_BYTES = TILE_DEPTH * TILE_ROW_BYTES, UNFUSED_SHARED_BYTES = 2 * TILE_BYTES };
 
-// A matrix in memory: element (i, j) is x[i * row + j * column], and 0 outside. With dropout it stands for the matrix
-// after dropout, whose mask has x[0] as number `element`.
+// A matrix, after any dropout: (i, j) is x[i * row + j * column], 0 outside; x[0] is number `element` of the mask.
 struct unfused_matrix {
     const floatX *x;
     int64_t row, column;

@@ -118,9 +118,8 @@ static const struct cudnn_engine *fused_own_engine(const struct fused_library *l
     return NULL;
 }
 
-// Makes p->plan of a configuration. If cuDNN refuses, returns false and sets p->builder.reason, which must be empty
-// before. `checked` asks if the engine's bits may differ, for p->may_differ, and refuses that in deterministic
-// backward.
+// Makes p->plan of a configuration. If cuDNN refuses, returns false and sets p->builder.reason, empty before. `checked`
+// asks if the engine's bits may differ, for p->may_differ, and refuses that in deterministic backward.
 static bool fused_try(const struct fused_library *library, struct fused_plan *p, struct cudnn_descriptor *configuration,
                       bool checked) {
     struct cudnn_builder *b = &p->builder;
@@ -369,7 +368,7 @@ void fused_run(struct fused_library *library, const struct fused_plan *p, struct
     if (!*b.reason && library->stream != dev->stream &&
         cudnn_ok(&b, library->functions.set_stream(library->handle, dev->stream), "the stream"))
         library->stream = dev->stream;
-    launched_note("cuDNN's attention");
+    launched_record("cuDNN's attention");
     if (!*b.reason)
         cudnn_ok(&b, library->functions.execute(library->handle, p->plan, pack), "the call");
     if (*b.reason && !library->checks)

@@ -26,9 +26,8 @@ void fused_close(struct device *dev);
 const char *fused_describe(struct device *dev);
 // Returns a number that differs between installed libraries, without calling them; 0 without one, or in other builds.
 uint64_t fused_installed(void);
-// Whether published figures say that cuDNN is faster than our kernels on this GPU; false where none is open. own: our
-// kernels for 9.0 take the shape. On 10.x our kernels are written for 8.0's tensor cores; on 9.0 cuDNN is twice as fast
-// as such kernels. On 8.x and 12.x figures disagree or are against it (docs/internals/attention-cudnn.md).
+// Whether published figures (docs/internals/attention-cudnn.md) say that cuDNN is faster than our kernels on this GPU;
+// false where none is open. own: our kernels for 9.0 take the shape.
 bool fused_leads(bool own, struct device *dev);
 // Returns the open or planned GPU's compute capability, as 9.0, in `text` (size bytes), or without a GPU a constant.
 const char *fused_gpu(char *text, size_t size, struct device *dev);

@@ -56,8 +56,7 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     return memory;
 }
 static size_t fused_check_larger(size_t a, size_t b) { return a > b ? a : b; }
-// Allocates what flash and another attention need for one sequence, and fills qkv and dout. fused_check_close frees it.
-// workspace_bytes is what the other attention needs.
+// Allocates for one sequence, workspace_bytes for the attention beside flash. Fills qkv, dout. fused_check_close frees.
 static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, size_t workspace_bytes,
                                            struct device *dev) {
     struct fused_check c;
@@ -80,7 +79,6 @@ static struct fused_check fused_check_open(struct attention_shape shape, enum fu
     c.workspace = device_allocate(c.workspace_bytes);
     return c;
 }
-// Frees what fused_check_open allocated.
 static void fused_check_close(struct fused_check *c) {
     device_free(c->qkv, c->qkv_bytes);
     device_free(c->dout, c->out_bytes);

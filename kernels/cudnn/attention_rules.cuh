@@ -20,10 +20,9 @@ static inline size_t fused_wide_from(int major) {
     return SIZE_MAX;
 }
 
-// Writes to `reason` (size bytes) why a version of cuDNN can't take a shape on compute capability major.x, or an empty
-// text where it may. any_order: backward may give other bits in another run, or isn't wanted. The conditions are the
-// stricter ones of cudnn-frontend (3929da2) and TransformerEngine (d0067d0, nvte_get_fused_attn_backend and
-// pytorch/attention/dot_product_attention/utils.py).
+// Writes to `reason` (size bytes) why a version of cuDNN can't take a shape on major.x, else empty. any_order: backward
+// may give other bits in another run, or isn't wanted. Conditions: the stricter ones of cudnn-frontend (3929da2) and
+// TransformerEngine (d0067d0: nvte_get_fused_attn_backend, dot_product_attention/utils.py).
 static inline void fused_refuses(char *reason, size_t size, size_t version, int major, struct attention_shape s,
                                  bool any_order) {
     const size_t wide_from = fused_wide_from(major);

@@ -61,9 +61,8 @@ struct fused_fp8_output {
     enum cudnn_data_type type;
     int64_t heads, row; // as fused_view_as takes them
 };
-// Appends what makes an output of a product's sums, (B, H, T, D) fp32: adds up each group where the output has fewer
-// heads, multiplies by both descales, writes the amax of the result to to.amax and, times to.scale, the result itself,
-// as codes or, if k->wide, in bf16.
+// Appends what makes an output of a product's sums, (B, H, T, D) fp32: adds up groups if the output has fewer heads,
+// applies both descales, writes the amax to to.amax and the result, times to.scale, as codes or, if k->wide, in bf16.
 static void fused_fp8_write(struct cudnn_builder *b, const struct fused_key *k, struct cudnn_tensor sums,
                             struct cudnn_tensor descale_a, struct cudnn_tensor descale_b, struct fused_fp8_output to) {
     const enum cudnn_data_type F = CUDNN_DATA_FLOAT;

@@ -75,12 +75,10 @@ static inline void cudnn_set_bool(struct cudnn_builder *b, struct cudnn_descript
                                   bool value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BOOLEAN, 1, &value);
 }
-// Sets an attribute whose value is one data type, as cudnn_set does.
 static inline void cudnn_set_type(struct cudnn_builder *b, struct cudnn_descriptor *d, enum cudnn_attribute_name name,
                                   enum cudnn_data_type value) {
     cudnn_set(b, d, name, CUDNN_TYPE_DATA_TYPE, 1, &value);
 }
-// Sets an attribute whose value is one descriptor, as cudnn_set does.
 static inline void cudnn_set_descriptor(struct cudnn_builder *b, struct cudnn_descriptor *d,
                                         enum cudnn_attribute_name name, struct cudnn_descriptor *value) {
     cudnn_set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);

@@ -53,8 +53,7 @@ enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct
 // Writes to `reason` (size bytes) why cuDNN can't do forward, or backward in this order; else empty. Makes plans.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
-// Returns a key's plan, made at first use; its `plan` is NULL if cuDNN refuses. Returns NULL if there are too many
-// plans. The library must have a handle.
+// Returns a key's plan, made at first use: its `plan` is NULL if cuDNN refuses; NULL: too many plans. Needs a handle.
 struct fused_plan *fused_plan_for(struct fused_library *library, const struct fused_key *key);
 // Returns a key's plan as fused_plan_for does, but ends the program where there is no handle, no room or no plan.
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);

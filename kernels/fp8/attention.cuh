@@ -58,11 +58,11 @@ struct fp8_attention_demands {
 };
 
 __BEGIN_DECLS
-// Writes to `reason` (size bytes) why the (planned) device can't meet the demands; else empty. Open GPU: makes plans.
+// Writes to `reason` (size bytes) why the device, open or only planned, can't compute FP8 attention of this shape as
+// demanded; writes "" if it can. On an open GPU this makes cuDNN's plans.
 void fp8_attention_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                       struct fp8_attention_demands demands, struct device *dev);
-// Returns the name of what computes FP8 attention: "cuDNN", with its version if the GPU is open, or without a GPU the
-// CPU's unit. The text lives until fused_close.
+// Returns, until fused_close, what does FP8 attention: "cuDNN", with its version on an open GPU, or the CPU's unit.
 const char *fp8_attention_describe(struct device *dev);
 
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
@@ -104,7 +104,7 @@ void fp8_attention_read_back(floatX *out,                       // (B, T, (H + 2
 // out (n) = codes (n), each times scale->inverse, rounded to floatX; n is a multiple of 16.
 void fp8_read_back(floatX *out, const fp8 *codes, struct fp8_scale *scale, enum fp8_format format, int64_t n,
                    struct device *dev);
-// Sets `scale` and `inverse` of scales (count <= FP8_ATTENTION_TENSORS): by `delayed`, or where that is 0 by `amax`.
+// Sets `scale` and `inverse` of scales (count <= FP8_ATTENTION_TENSORS) to what a cast takes, by fp8_scale_for.
 void fp8_set_scales(struct fp8_scale *const *scales, int count, enum fp8_format format, struct device *dev);
 // out (n) = lse (n) times the factor: for a backward whose log-sum-exps have another base
 void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t n, struct device *dev);

@@ -167,8 +167,7 @@ static void raise_max(struct fp8_strip *strip, const float *scores, int panels, 
         vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
     }
 }
-// scores = 2^(score_log2 scores - m), of `panels` blocks, each column times its factor unless factors is NULL. Adds the
-// columns, before the factor, to sums unless NULL.
+// scores (panels blocks) = 2^(score_log2 scores - m). Adds columns up in sums, then multiplies by factors, unless NULL.
 static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
                          float score_log2) {
     for (int q = 0; q < BLOCK; q += LANES) {

@@ -24,9 +24,8 @@ static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct
         snprintf(reason, size, "takes heads of multiples of 16, not %d: change --kv-channels", s.head_dim);
 }
 // Writes to `reason` (size bytes) why FP8 attention can't be computed, by no device or not by cuDNN of `version` (92500
-// is 9.25.0) on this GPU, and mostly which option to change. `reason` is empty where it may be computed. Conditions:
-// TransformerEngine's (d0067d0, fused_attn.cpp and dot_product_attention/utils.py), and what cuDNN 9.28 answered when
-// asked for the graphs.
+// is 9.25.0) on this GPU, and mostly which option to change; empty where it can be. Conditions: TransformerEngine's
+// (d0067d0, fused_attn.cpp and dot_product_attention/utils.py), and what cuDNN 9.28 answered to the graphs.
 static inline void fp8_attention_refuses(char *reason, size_t size, size_t version, struct compute_capability gpu,
                                          struct attention_shape s, struct fp8_attention_demands demands) {
     fp8_attention_refuses_shape(reason, size, s);
@@ -59,8 +58,7 @@ static inline size_t fp8_attention_codes_bytes(struct attention_shape s) {
     return fused_rounded((size_t)s.B * (size_t)s.T * (size_t)heads * (size_t)s.head_dim);
 }
 // The number of bytes of workspace to plan where cuDNN can't be asked: one fp32 number a row of scores. Backward adds
-// dQ in fp32, for groups also each head's dK and dV in fp32, as cuDNN 9.28's engine on 9.0 (129 MiB for 32 heads of 128
-// and 8192 tokens, 385 MiB where they share 8 KV heads), and the codes of FP8 outputs.
+// dQ in fp32, for groups also each head's dK and dV in fp32, as cuDNN 9.28's engine on 9.0, and FP8 outputs' codes.
 static inline size_t fp8_attention_planned_bytes(struct attention_shape s, struct fp8_attention_demands demands,
                                                  bool backward) {
     const size_t elements = (size_t)s.B * (size_t)s.num_heads * (size_t)s.T * (size_t)s.head_dim;

@@ -348,7 +348,8 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
         tile->column_scales[i] = fp8_block_scale(granularity == FP8_128X128 ? whole : columns[i], format);
     }
 }
-// Stores the inverses of scales (128), or for FP8_128X128 of scales[0], at (row, depth_at) of a form (rows, depth).
+// Stores the inverses of a tile's scales (128) in the form (rows, depth) that has the tile at (row, depth_at); for
+// FP8_128X128 only the inverse of scales[0]. rows and depth are multiples of 128.
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->granularity == FP8_128X128) {

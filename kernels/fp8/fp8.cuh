@@ -78,8 +78,7 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_granularity granularity;
 };
-// The number of floats of a row of `inverse`. FP8_1X128 has a row for each 128 of the depth, FP8_128X128 for each 128
-// rows, FP8_PER_TENSOR one row.
+// The number of floats of a row of `inverse`. FP8_1X128 has a row per 128 of depth, FP8_128X128 per 128 rows, else one.
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_granularity granularity, int64_t rows, int64_t depth) {
     switch (granularity) {
     case FP8_PER_TENSOR: return 1;

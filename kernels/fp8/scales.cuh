@@ -21,8 +21,8 @@ struct fp8_scales_order {
 };
 
 __BEGIN_DECLS
-// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0 or, where
-// scale i is of a linear layer's weight and weight_amaxes are given, weight_amaxes[i / 3].
+// Begins a micro-batch. Merges each scale's amax into its step_amax, then sets amax to 0. If weight_amaxes are given,
+// sets amax of a scale i of a linear layer's weight to weight_amaxes[i / 3] instead.
 void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                       const uint32_t *weight_amaxes, // (linears / 3); NULL: none is given
                       int linears,                   // as in struct fp8_scales_order
@@ -69,7 +69,8 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
-// Begins a micro-batch of scale i, as fp8_scales_begin says.
+// Does fp8_scales_begin's work for scale i: raises its step_amax to its amax, then sets amax to 0, or to the weight's
+// amax where one is given.
 HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int linears, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;

@@ -82,8 +82,7 @@ DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile
 //   OUTPUTS            1 or 2: matrices that stand beside each other in one of OUTPUTS times the columns
 //   TAKES_AMAX         the tile kernel merges the elements' amax into the scale's, where the scale is a delayed one
 //   struct loaded      what it reads for eight neighboring elements of each output
-//   load(row, column)
-//   values(eight, loaded)
+//   load(row, column), values(eight, loaded)
 struct fp8_matrix_source {
     enum { OUTPUTS = 1, TAKES_AMAX = 0 };
     const floatX *x; // (M, N)
@@ -351,7 +350,6 @@ struct fp8_tile_codes {
 typedef uint8_t vec_bytes __attribute__((vector_size(LANES), may_alias));
 typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-// Returns all bits in a lane where a > b, else none.
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
@@ -471,8 +469,9 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
-// Casts a source's outputs, of M rows and N columns each, multiples of 16, by one scale, and sets to.scale's scale and
-// inverse. takes_amax merges the amax. workspace: fp8_cast_workspace_bytes of the matrix, or NULL without dbias.
+// Casts a source's outputs, side by side, into one matrix by one scale. An output has M rows and N columns, multiples
+// of 16. Sets to.scale's scale and inverse, and merges the amax if takes_amax. workspace: fp8_cast_workspace_bytes(M,
+// outputs N), or NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);

@@ -1,10 +1,9 @@
-// The products of a linear layer on a GPU, by cuBLASLt, and, where a product comes with one, the bias gradient.
-// cuBLASLt stores matrices by columns. What is stored by rows here is the transposed matrix there, so that C (rows,
-// cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A. A plan is all that one product needs besides
-// its pointers: what to compute, three layouts, and the algorithm that was chosen for it (kernels/matmul/tuning.cuh),
-// else the heuristics' first. It depends only on the shapes, on whether there is a bias and on the pointers' alignment,
-// so that recomputation takes the first forward's algorithm: buffers begin at multiples of 256 bytes under every memory
-// plan. Whether the product is added to its output matters to no algorithm. The library's struct has a table of plans.
+// The products of a linear layer on a GPU, by cuBLASLt, and any bias gradient. cuBLASLt stores matrices by columns, so
+// that C (rows, cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A. A plan is all that one product
+// needs besides its pointers: what to compute, three layouts, and the algorithm that was chosen for it
+// (kernels/matmul/tuning.cuh), else the heuristics' first. It depends only on the shapes, on whether there is a bias
+// and on the pointers' alignment, so that recomputation takes the first forward's algorithm: buffers begin at multiples
+// of 256 bytes under every memory plan. Whether the product is added to its output matters to no algorithm.
 //
 // Epilogues. The bias is added by one. GELU is not fused forward: an epilogue would apply it to the fp32 sums, while
 // the backward pass makes it again from the stored sums, rounded to floatX: other bits. What comes with a backward
@@ -383,7 +382,7 @@ static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm
     void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
     float *bias_sums = gemm->add ? (float *)((char *)workspace + matmul_library_bytes(plan)) : dbias;
     matmul_set_pointers(plan, gemm, bias_sums);
-    launched_note("cublasLtMatmul");
+    launched_record("cublasLtMatmul");
     const cublasStatus_t status =
         cublasLtMatmul(matmul_handle(dev->matmul), &plan->operation, &one, matmul_operand_data(&gemm->b), &plan->b,
                        matmul_operand_data(&gemm->a), &plan->a, &beta, c, &plan->c, c, &plan->c, &plan->algorithm,

@@ -63,9 +63,8 @@ static bool plain_open(struct matmul_library *library, const struct device *dev)
 
 #ifdef PRECISION_BF16
 
-// bf16 operands become fp32 in blocks of at most this many rows and columns, three of 4 MB. Each element is converted
-// once for every 1024 x 2 operations. oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no
-// bf16 instructions: 24 against 96 GFLOP/s by this way, on the core of the table above.
+// bf16 operands become fp32 in blocks of at most this many rows and columns, three of 4 MB. oneDNN's own bf16 products
+// run at a quarter of the fp32 rate where the CPU has no bf16 instructions: 24 against 96 GFLOP/s by this way.
 enum { FP32_BLOCK = 1024 };
 
 static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct device *dev) {
@@ -96,9 +95,8 @@ static void block_from_floats(floatX *out, const float *in, const floatX *bias, 
     }
 }
 
-// Computes a gemm by the backend's sgemm, in fp32 blocks. dbias (g->rows), unless NULL, = the column sums of a as
-// stored, without gaps, or += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes
-// if more.
+// Computes a gemm by the backend's sgemm in fp32 blocks. dbias (g->rows), unless NULL, = a's column sums as stored,
+// without gaps; += where g->add. workspace: gemm_fp32_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
 static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;

@@ -102,8 +102,7 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
     }
 }
 
-// Computes a product to x->sum, or adds it there where x->add. If x->sum is NULL, writes it to x->out, with the bias.
-// workspace: matmul_fp8_workspace_bytes.
+// Computes x->sum, += where x->add, or, if x->sum is NULL, x->out with bias. workspace: matmul_fp8_workspace_bytes.
 static void fp8_multiply(const struct fp8_product *x, void *workspace, struct device *dev) {
     const int64_t m = fp8_block_lines(x->M), n = fp8_block_lines(x->N), k = fp8_block_depth(x->K);
     float *sums = (float *)workspace;

@@ -41,8 +41,7 @@ size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
 // Computes the gemm (on a GPU enqueues it) or, in a dry run, only lists it. Unless NULL, dbias (rows) = the sums of A's
 // rows, or += where gemm->add; A must be a transposed dout without gaps. Ends the program without an algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
-// Whether gemm_run multiplies this gemm's output by GELU's derivative. If it doesn't, as always on a CPU and in a dry
-// run, the caller must.
+// Whether gemm_run multiplies the output by GELU's derivative; if not, as on CPUs and in dry runs, the caller must.
 bool gemm_applies_gelu(const struct gemm *gemm, struct device *dev);
 __END_DECLS
 

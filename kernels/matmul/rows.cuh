@@ -20,7 +20,8 @@ static inline bool gemm_has_few_rows(const struct gemm *g) {
 
 #define EACH(i, n) _Pragma("GCC unroll 4") for (int i = 0; i < n; i++)
 
-// sums[i][run] = row i of a times the weight row `run` * `apart` elements after b; the caller adds up a sum's lanes.
+// Computes the dot products of rows 0 to rows - 1 of a with `runs` weight rows, the first at b and each next one
+// `apart` elements later. sums[i][run] has lanes, which the caller adds up.
 ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROWS][FEW_RUNS], const floatX *a,
                                 int64_t lda, const floatX *b, int64_t apart, int64_t depth) {
     const int64_t whole = depth / XVEC_LANES * XVEC_LANES;
@@ -42,8 +43,7 @@ ALWAYS_INLINE void few_rows_dot(const int rows, const int runs, vec sums[FEW_ROW
     }
 }
 
-// Computes rows [row, row + rows) of g's output, in `columns` <= FEW_COLUMNS columns from j on and, with 2 runs, in as
-// many from j + apart on.
+// Computes g's output rows [row, row + rows), `columns` <= FEW_COLUMNS from j and, with 2 runs, from j + apart on.
 ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct gemm *g, int64_t row, int64_t j,
                                   int columns, int64_t apart) {
     const floatX *a = g->a.data + row * g->a.ld, *b = g->b.data + j * g->b.ld;

@@ -63,7 +63,6 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
     memcpy(out, joined, sizeof joined);
 }
 #else
-// Returns the word *p in every lane; thin_load reads a word for each lane.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_set(*(const float *)p); }
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     memcpy(out, row, (size_t)count * sizeof *row);

@@ -232,8 +232,7 @@ struct tiles_output {
     int64_t rows, cols;
 };
 
-// Writes the finished block c (TILES_BLOCK, TILES_BLOCK) to `out` from element (row, col) on, rounded, clipped at the
-// edges: with the bias, or added to what is there.
+// Writes c (TILES_BLOCK, TILES_BLOCK) to `out` from (row, col) on, rounded, clipped, with the bias or added to `out`.
 static inline void tiles_write_out(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     const int rows = (int)gemm_min(TILES_BLOCK, o->rows - row), cols = (int)gemm_min(TILES_BLOCK, o->cols - col);
     ALIGN_BLOCK float before[TILES_BLOCK] = {0}; // the bias, or what a row of out holds
@@ -296,8 +295,7 @@ struct tiles_plan {
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
 static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
-// Returns how many columns a panel of B gets, so that a thread's `cols` make even panels that fit in TILES_PANEL_BYTES.
-// All sizes are in blocks.
+// Returns the width of a panel of B, TILES_PANEL_BYTES at most, for even panels of `cols`. All sizes are in blocks.
 static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     const int64_t most = gemm_max(1, TILES_PANEL_BYTES / TILES_PAIR_BYTES / panel_depth);
     return tiles_divide(cols, tiles_divide(cols, most));
@@ -375,8 +373,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
         tiles_pack(room + s * 1024, &x->a, row * TILES_BLOCK, (k + s) * TILES_BLOCK, false, NULL);
     return room;
 }
-// Returns the cache lines, in the output's block at element (row, col), that slice `slice` of `slices` of the depth
-// prefetches, in `steps` steps.
+// Returns what of the output's block at (row, col) slice `slice` of `slices` of the depth prefetches, in `steps` steps.
 static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                           int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;

@@ -29,8 +29,8 @@ bool file_byte_is_locked(int fd, off_t byte) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-// Locks an open file until it is closed, without waiting: its first byte or, where that is not supported, all of it by
-// flock, which older kernels and some file systems have. Returns 0 or an errno; EAGAIN: another has the lock.
+// Locks an open file until it is closed, without waiting: its first byte by fcntl or, where that fails, all of it by
+// flock, which older kernels and some other file systems have. Returns 0 or an errno; EAGAIN: another has the lock.
 static int file_lock_open(int fd) {
     const int problem = file_lock_byte(fd, F_WRLCK, 0);
     if (problem == 0 || problem == EAGAIN)

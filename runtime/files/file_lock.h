@@ -1,7 +1,6 @@
-// Locks of files, which end with their holder, whatever way it ends. A lock belongs to the open file (an
-// open-file-description lock, Linux 3.15), not to the process. It stays when a thread or a child ends, or another
-// descriptor of the file is closed. An NFS server keeps locks for all its hosts; most shared file systems for each
-// host.
+// Locks of files, which end with their holder. A lock belongs to the open file (an open-file-description lock, Linux
+// 3.15), not to the process: it stays when a thread or a child ends, or another descriptor of the file is closed. An
+// NFS server keeps locks for all its hosts; most shared file systems for each host.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -19,16 +18,17 @@ enum file_lock {
 enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a host's name has at most 253
 
 __BEGIN_DECLS
-// Takes the lock of the file at `path`, made if missing, without waiting. TAKEN, IMPOSSIBLE: the file has this host,
-// process and time, and the caller closes *fd, which frees the lock. Else *fd is -1. text: HELD's holder, or a problem.
+// Takes the lock of the file at `path`, which it makes if missing, without waiting. On TAKEN and IMPOSSIBLE the file
+// has this host, process and time, and the caller closes *fd, which frees the lock; otherwise *fd is -1. text: after
+// HELD, who has the lock; after another failure, the problem.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
 // text = "HOST PROCESS TIME\n" of the lock's last taker, who may have freed it. False and "": unreadable or empty.
 bool file_lock_read(char text[FILE_LOCK_TEXT], const char *path);
 
-// Locks one byte of an open file, which may be beyond its end, until the file is closed. Does not wait. type: F_WRLCK
+// Locks one byte of an open file, maybe beyond the file's end, until the file is closed, without waiting. type: F_WRLCK
 // (exclusive; fd must be writable) or F_RDLCK (shared). Returns 0 or an errno; EAGAIN: another has a lock.
 int file_lock_byte(int fd, short type, off_t byte);
-// Whether another open file's lock of the byte prevents an F_WRLCK of it; false where that is not known.
+// Whether a lock by another opening of the file would prevent an F_WRLCK of the byte; false where that is not known.
 bool file_byte_is_locked(int fd, off_t byte);
 __END_DECLS

@@ -1,5 +1,4 @@
-// Reads files, which may hold anything. Functions with an `error` return NULL, or what is wrong, in `error`
-// (runtime/machine/error_text.h), beginning with the file's name.
+// Reads files of any content. Functions with an `error` return NULL or, in `error`, the file's name and what is wrong.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -24,14 +23,14 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file to read; *bytes = its length. The caller closes *fd (-1 after an error). expected: for messages.
+// Opens a regular file to read; *bytes = its length. The caller closes *fd (-1: error). expected: a noun for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Whether the path is a pipe. A program that opens a pipe to write would wait for a reader.
 bool is_pipe(const char *path);
 // out (bytes) = an open file's bytes from `offset` on; a shorter file is an error. name: for messages. Thread-safe.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// *data (*bytes, no 0 added) = a regular file's content, at most most_bytes. The caller frees it; NULL: an error.
+// *data = the *bytes bytes of a regular file, at most most_bytes, with no 0 added. The caller frees it; NULL: an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

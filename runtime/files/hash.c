@@ -8,7 +8,7 @@ uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed) {
     return XXH3_64bits_withSeed(bytes, (size_t)count, seed);
 }
 
-// Returns a running hash of no bytes, which hash128_free frees; NULL when out of memory.
+// Returns a new running hash, of no bytes yet, which hash128_free frees; NULL when out of memory.
 struct hash128 *hash128_new(void) {
     XXH3_state_t *const state = XXH3_createState(); // aligned to 64 bytes, as it must be
     if (state)

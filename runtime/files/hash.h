@@ -8,7 +8,7 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// Returns the 64-bit XXH3. seed: 0, or the hash of the part before, so that the last hash depends on the cuts too.
+// Returns the 64-bit XXH3. seed: 0, or in a chain the former part's hash; the last covers all parts and their lengths.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory

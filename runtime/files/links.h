@@ -6,7 +6,7 @@
 __BEGIN_DECLS
 // Whether a path begins with a folder's path and a slash; false for the folder "". Follows no link.
 bool path_is_below(const char *path, const char *folder);
-// Whether the file at `path`, with all links followed, lies below the folder in which `path` names it, or below blobs/
-// two folders above, as in Hugging Face's cache, whose snapshots are links. False where there is no such file.
+// Whether the file at `path`, with all links followed, lies below the folder in which `path` names it. blobs/ two
+// folders above counts too: in Hugging Face's cache, snapshots have links into it. False if there is no such file.
 bool file_stays_in_folder(const char *path);
 __END_DECLS

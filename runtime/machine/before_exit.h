@@ -3,7 +3,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Sets the function (NULL for none) that waits up to `seconds` for what is under way. It replaces a former one. Every
+// Sets the function that waits up to `seconds` for what is under way, in place of a former one; NULL: none. Every
 // exit() calls it, with 120 s, and so does before_exit_finish: from any thread, perhaps more than once.
 void before_exit_set(void (*finish)(double seconds));
 // Calls the function of before_exit_set, if there is one, to wait up to `seconds`. _exit() itself would not call it.

@@ -27,8 +27,8 @@ static int start(pid_t *child, char *const arguments[], int out) {
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
-// Waits for bytes of the pipe `in` and appends some to `output`, a text of *length bytes and a 0 in `size` bytes. A
-// full `output` loses a quarter behind its middle. Returns whether the pipe is still open.
+// Waits for bytes of the pipe `in` and appends some to `output` (size): a text of *length bytes and a 0. A full
+// `output` loses the quarter after its middle, so that beginning and end stay. Returns whether the pipe is still open.
 static int read_some(char *output, size_t size, size_t *length, int in) {
     char some[512];
     const size_t half = size / 2, quarter = size / 4;
@@ -44,9 +44,9 @@ static int read_some(char *output, size_t size, size_t *length, int in) {
     output[*length] = '\0';
     return 1;
 }
-// Reads into `output`, "" before, until the child closes the pipe or ends (another process may hold the pipe), at most
-// `seconds` (0: no limit), which begin anew once `anew` (NULL: never) is read. Returns whether the child closed the
-// pipe or ended. If its end was seen, sets *ended, 0 before, to 1, and *status to waitpid's.
+// Reads the child's output into `output`, "" before, until the child closes the pipe or ends: another process may keep
+// the pipe open. Stops after `seconds` (0: never), counted anew once `anew` (NULL: nothing) is read. Returns whether
+// the child closed the pipe or ended. If its end was seen, *ended, 0 before, becomes 1, and *status is waitpid's.
 static int read_output(char *output, size_t size, int in, double seconds, const char *anew, pid_t child, int *ended,
                        int *status) {
     enum { SLICE_MS = 100 };

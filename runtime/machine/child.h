@@ -11,9 +11,9 @@ struct child_result {
 };
 
 __BEGIN_DECLS
-// Runs this program with the arguments ([0]: its name; NULL after the last). Waits for the child's end, at most
-// `seconds` (0: no limit), then kills it; the time begins anew once `anew` (NULL: never) is in the output. Once killed,
-// or with its output closed, the child has 10 s to end. output (size bytes) = stdout and stderr, cut in the middle.
+// Runs this program as a child until it ends. arguments: [0] is its name, NULL the end. Kills the child after `seconds`
+// (0: never), counted anew once `anew` (NULL: nothing) is printed. A child that was killed or has closed its output
+// gets 10 s to end; `left` names one that has not. output (size bytes) = stdout and stderr, cut in the middle.
 struct child_result child_run(char *output, size_t size, char *const arguments[], double seconds, const char *anew);
 // Makes SIGKILL end the calling child when the thread that started it ends. Exits at once if `parent` is not getppid().
 void child_follow_parent(int parent);

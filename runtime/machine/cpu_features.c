@@ -11,7 +11,7 @@ struct cpu {
 #if defined(__x86_64__)
 #include <cpuid.h> // __get_cpuid_count
 
-// Reads the words with features' bits, by cpuid. CPU_XCR0 is 0 if the system does not say which registers it saves.
+// Returns the words of enum cpu_word, by cpuid. CPU_XCR0 is 0 where the system does not say which registers it saves.
 static struct cpu cpu_read(void) {
     enum { OSXSAVE = 1 << 27 };
     struct cpu cpu;
@@ -77,7 +77,7 @@ bool cpu_has_features(const struct cpu_feature *table) {
     return cpu_missing(&cpu, table) == 0;
 }
 
-// Returns NULL where the CPU has all features compiled for, else text (bytes), which names missing ones and a build.
+// Returns NULL if the CPU has all features compiled for, else text (bytes): what it lacks, and how to build for it.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];

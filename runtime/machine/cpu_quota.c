@@ -2,8 +2,8 @@
 #include "runtime/machine/cgroups.h" // cgroups_each, read_kernel_file
 #include <stdio.h>                   // snprintf, sscanf
 
-// Lowers *context (int; 0: no limit so far) to the CPUs, rounded up, whose time the group grants, if it limits this.
-static void look_for_quota(const char *root, const char *folder, bool unified, void *context) {
+// Lowers *context (int, 0: no limit yet) to the CPUs whose time the group grants, rounded up. Without a limit it stays.
+static void lower_to_quota(const char *root, const char *folder, bool unified, void *context) {
     int *const fewest = (int *)context;
     char path[4200], text[128];
     long long quota = 0, period = 0;
@@ -29,7 +29,7 @@ static void look_for_quota(const char *root, const char *folder, bool unified, v
 // Returns cpu_quota() by the /proc and /sys in the folder `root` ("" except in tests).
 static int cpu_quota_under(const char *root) {
     int fewest = 0;
-    cgroups_each(root, "cpu", look_for_quota, &fewest);
+    cgroups_each(root, "cpu", lower_to_quota, &fewest);
     return fewest;
 }
 

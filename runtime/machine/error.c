@@ -6,8 +6,8 @@
 #include <stdlib.h>              // exit, getenv
 #include <unistd.h>              // usleep
 
-// Returns this process's rank; -1: no launcher's environment says that there are several. runtime/net/launch.c reads
-// the same variables but may not be called here: fail() runs before anything is known of the CPU.
+// Returns this process's rank by the launcher's variables; -1: none says that there are several. runtime/net/launch.c
+// reads the same variables but may not be called here: fail() runs before anything is known of the CPU.
 static int rank_in_environment(void) {
     static const char *const names[][2] = {{"RANK", "WORLD_SIZE"},
                                            {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},

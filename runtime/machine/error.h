@@ -6,6 +6,7 @@ enum { EXIT_USAGE = 2 };
 
 __BEGIN_DECLS
 // Ends the program by exit(EXIT_USAGE), with a line on stderr: "train_gpt: " and the message, which says, without a
-// full stop, what is wrong and what to change. Of several ranks: "train_gpt: rank R: ", 0.5 s late unless R is 0.
+// full stop, what is wrong and what to change. With several ranks the line begins "train_gpt: rank R: ". Ranks other
+// than 0 wait 0.5 s: mostly rank 0 prints the same, and its end ends them before they do.
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 __END_DECLS

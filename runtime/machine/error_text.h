@@ -1,6 +1,5 @@
 // The text of an error, from a parser or another call that can fail. Such a function returns NULL on success, otherwise
-// the problem, a text in the caller's struct error_text. The caller decides whether the process ends; a test, a fuzzer,
-// or a thread that must not end it goes on.
+// the problem, a text in the caller's struct error_text. The caller decides whether the process ends.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 

@@ -1,5 +1,4 @@
-// Conversions between float and the bits of the formats in files and in gradients that are sent, on the host. Inline,
-// so that loops over a model's buffers are vectorized.
+// Converts bits of bf16 and f16 to float, and float to bf16, on the host. Inline, so that loops are vectorized.
 #pragma once
 #include <stdint.h> // uint16_t, uint32_t
 #include <string.h> // memcpy
@@ -15,7 +14,6 @@ static inline uint32_t f32_to_bits(float value) {
     return bits;
 }
 
-// Widens a bf16, which is the upper half of a float.
 static inline float float_from_bf16_bits(uint16_t bf16) { return f32_from_bits((uint32_t)bf16 << 16); }
 // Rounds to nearest, ties to even, too large values to infinity. A NaN becomes quiet, since it could round to infinity.
 static inline uint16_t float_to_bf16_bits(float value) {

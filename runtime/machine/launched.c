@@ -7,7 +7,7 @@ enum { NAMES = 12 };
 static const char *names[NAMES]; // the newest is names[(noted - 1) % NAMES]
 static unsigned noted;
 
-void launched_note(const char *name) {
+void launched_record(const char *name) {
     const unsigned at = __atomic_fetch_add(&noted, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&names[at % NAMES], name, __ATOMIC_RELAXED);
 }

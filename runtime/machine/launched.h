@@ -4,9 +4,9 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Notes work that is about to be enqueued, from any thread. name: an expression's text, of which the first word that
-// ends with _kernel is shown, or all if there is none. It is not copied and must stay as long as the process runs.
-void launched_note(const char *name);
+// Records what is about to be enqueued, from any thread. name: an expression as text, which is not copied and must stay
+// as long as the process runs. Of it the first word that ends with _kernel is shown, or all if there is none.
+void launched_record(const char *name);
 // text (size bytes, cut to fit) = the last 12 names noted, newest first, equal neighbors once: "a, b". Returns text.
 const char *launched_last(char *text, size_t size);
 __END_DECLS

@@ -50,7 +50,7 @@ static size_t cgroup_left(const char *root, const char *folder, const char *limi
 }
 
 // Lowers *context (size_t), in bytes, to what the group leaves, if that is less.
-static void look_for_rest(const char *root, const char *folder, bool unified, void *context) {
+static void lower_to_bytes_left(const char *root, const char *folder, bool unified, void *context) {
     size_t *const left = (size_t *)context;
     *left = least(*left, unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
                                  : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
@@ -59,7 +59,7 @@ static void look_for_rest(const char *root, const char *folder, bool unified, vo
 // Returns the fewest bytes that this process's cgroup and its ancestors leave; SIZE_MAX: none has a limit.
 static size_t cgroups_left(const char *root) {
     size_t left = SIZE_MAX;
-    cgroups_each(root, "memory", look_for_rest, &left);
+    cgroups_each(root, "memory", lower_to_bytes_left, &left);
     return left;
 }
 

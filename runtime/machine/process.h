@@ -2,8 +2,8 @@
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
-// Ends the watch over the start of libraries, when main begins. Under ulimit -v or -d, a process whose libraries take
-// two seconds of CPU time to start ends with status 2 and a message: they would wait for memory without end.
+// Ends the libraries' time limit, since all have started when main begins. Under ulimit -v or -d, a process whose
+// libraries take two seconds of CPU time to start ends with status 2 and a message, lest they wait for ever.
 void libraries_have_started(void);
 
 // Bytes of a stack that a thread needs, since an overflow ends the process without a word: flash attention's backward
@@ -14,10 +14,10 @@ __BEGIN_DECLS
 // Opens /dev/null in place of each of stdin, stdout and stderr that is closed: another file would take its number, and
 // get what is printed. Ends the process with status 2 where /dev/null can't be opened.
 void standard_files_open(void);
-// Sets GOMP_SPINCOUNT and starts the process anew, with main's argv: gcc's OpenMP reads the variable before main
-// begins. By default a waiting thread spins for 10 ms or more, and may take a core from the thread that it waits for:
-// beside two busy processes on two cores a step took three times as long. Only returns if GOMP_SPINCOUNT (as after the
-// new start) or OMP_WAIT_POLICY is set, on more than 8 CPUs (not measured), or if no new start is possible.
+// Makes waiting OpenMP threads spin only briefly. Sets GOMP_SPINCOUNT, which gcc's OpenMP reads before main, and starts
+// the process anew, with main's argv. By default they spin for 10 ms or more, and may take a core from the thread that
+// they wait for: beside two busy processes on two cores a step took three times as long. Returns only if GOMP_SPINCOUNT
+// (as after the new start) or OMP_WAIT_POLICY is set, on more than 8 CPUs (not measured), or if it can't start anew.
 void spin_briefly(char *const *argv);
 // Ends the process with status 2 if the soft limit of the main thread's stack (ulimit -s) is below STACK_BYTES.
 void stack_check_limit(void);

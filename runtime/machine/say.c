@@ -3,7 +3,7 @@
 #include <stdlib.h> // malloc, free
 #include <string.h> // memcpy
 
-// The number of bytes of the character at `text` if it is printed as it is; 0: its first byte is shown as \xNN.
+// Returns the bytes of the character at `text` if it is printed as it is; 0 if its first byte is shown as \xNN.
 static size_t say_length(const unsigned char *text) {
     const unsigned char c = *text;
     if (c == '\n')

@@ -8,8 +8,7 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Prints as fprintf does. Shows as \xNN the bytes that act on a terminal, and line breaks within the text that no two
-// spaces follow.
+// Prints as fprintf does, but shows as \xNN the bytes that act on a terminal, most line breaks among them.
 void say(FILE *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void say_list(FILE *file, const char *format, va_list arguments) __attribute__((format(printf, 2, 0)));
 // Prints "train_gpt: ", the text, escaped as by say, and a newline on stderr; the program goes on.

@@ -16,7 +16,8 @@ void signals_install(void);
 bool signals_take_save_request(void);
 // Returns the number of the signal that first asked to stop (SIGTERM, ...); 0: none. The request stays.
 int signals_stop_requested(void);
-// Whether SIGINT, the interrupt key, asked first to stop. Takes the request: a SIGINT 0.5 s later counts as a first.
+// Whether SIGINT, the interrupt key, was the first to ask for a stop. Takes the request: after that a SIGINT counts as
+// a first one again, but is ignored within 0.5 s of the former.
 bool signals_take_interrupt(void);
 // Makes signals that ask to stop end a waiting read with EINTR from now on. signals_install comes before.
 void signals_interrupt_reads(void);

@@ -47,7 +47,7 @@ static size_t control_result_bytes(const struct control *c) {
     return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
 }
 
-// Whether a contribution is to this rank's exchange; if not, programs or options differ. The caller holds the mutex.
+// Whether `other` contributes to this rank's exchange; if not, programs or options differ. The caller holds the mutex.
 static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
     return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
            other->operation == c->exchange.operation &&
@@ -60,8 +60,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// Completes the exchange on rank 0 if all other ranks have contributed. They then have the previous exchange's result,
-// which is freed here. A contribution to another exchange ends the job. The caller holds the mutex.
+// Completes rank 0's exchange if all others have contributed, and sends them the result. Frees the former result, which
+// they must have received before. A contribution to another exchange ends the job. The caller holds the mutex.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -88,8 +88,7 @@ static void control_complete(struct control *c) {
     control_exchange_done(c);
 }
 
-// Queues this rank's contribution to the pending exchange, for rank 0, on a rank other than 0. exchange.mine must stay
-// until it is sent. The caller holds the mutex.
+// Queues the contribution of a rank other than 0. exchange.mine must stay until it is sent. The caller holds the mutex.
 static void control_queue_contribution(struct control *c) {
     struct control_exchange *const x = &c->exchange;
     struct control_frame frame;
@@ -109,7 +108,7 @@ static void control_queue_contribution(struct control *c) {
     x->sent = true;
 }
 
-// Serves the exchange, goodbye or exit that callers want, as far as it can. Takes the mutex. False: the thread ends.
+// Does what it can for the exchange, goodbye or exit that callers ask for. Takes the mutex. False: the thread must end.
 static bool control_serve(struct control *c) {
     bool all_said_goodbye = true;
     pthread_mutex_lock(&c->mutex);
@@ -135,7 +134,7 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send the frame links[r].in now. A contribution may precede this rank's exchange. Takes the mutex.
+// Whether rank r may send links[r].in now: a contribution even before rank 0 begins the exchange. Takes the mutex.
 static bool control_frame_is_allowed(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -179,7 +178,7 @@ static void control_place_payload(struct control *c, struct control_link *link) 
     pthread_mutex_unlock(&c->mutex);
 }
 
-// Does what rank r's checked frame asks for, and keeps its report. An abort ends this process or, on rank 0, the job.
+// Does what rank r's checked frame asks for, and stores its report. An abort ends this process; on rank 0, the job.
 static void control_handle(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     link->report = link->in.report;
@@ -233,8 +232,8 @@ static void control_receive(struct control *c, int r) {
 
 // ---- the thread ----
 
-// Calls c->poll, queues a heartbeat, and ends the job if a rank is silent or late (control_watch). Reads the clock
-// once: by a later time, after a suspension in here, ranks whose frames are not read yet would look late.
+// Calls c->poll, queues a heartbeat, and ends the job if a rank is silent or late (control_watch). Reads the clock only
+// once, first: after a suspension in here, ranks whose frames are not read yet would look late by a later time.
 static void control_beat(struct control *c) {
     const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
     c->suspended_s = c->timeout_s > 0 && gap_s > 0.5 * c->timeout_s ? gap_s : 0;
@@ -301,8 +300,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
                : error_format(error, "no random number for the job: %s", strerror(errno));
 }
 
-// Opens rank 0's listening socket at the launch's port. Its address is the launch's if that is numeric and this host's,
-// otherwise all addresses, since a name may mean another address here than on other hosts.
+// Opens rank 0's listening socket at the launch's port. Listens at the launch's address if that is numeric and this
+// host's, else at all addresses, since a name may mean another address here than on other hosts.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)
@@ -332,7 +331,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Fills in the zeroed c; control_free frees it, after an error too. Makes no socket or thread. address NULL: launch's.
+// Fills in the zeroed c, without sockets or a thread. control_free frees c, after an error too. address NULL: launch's.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -382,8 +381,8 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Passes the status of an exit by an error, as fail's, through rank 0 to the other ranks, which exit with it: a
-// launcher returns the first but 0. Does nothing for status 0, in a child, or after control_close. argument: at_exit.
+// Passes the status of a failed exit, as fail's, through rank 0 to the other ranks, which exit with it: a launcher
+// returns the first that is not 0. Does nothing for status 0, in a child, or after control_close. argument: at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;

@@ -6,8 +6,7 @@
 //   - a rank's heartbeats are missing for longer than the timeout: it is stopped, or its host is gone
 // Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others. All end by _exit,
 // since that operation may never return, with the status of the rank that ended itself by an error, else 1. When rank 0
-// ends or falls silent, the others notice and rank 1 prints the line. A stopped process (SIGSTOP) ends when continued,
-// or is killed by the launcher, which kills the rest of a job when one of its processes has failed.
+// ends or falls silent, rank 1 prints the line. A stopped process ends when continued or killed by the launcher.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -29,28 +28,28 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Listens for the other ranks, on rank 0 under MPI. All ranks need *address for control_open, which closes *listener.
+// Opens rank 0's listener, under MPI. The caller sends *address to all ranks, for control_open, which closes *listener.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's, under MPI; NULL
-// where `launch` has rank 0's. listener: control_listen's, else -1. timeout_s: how long a rank may keep the others
-// waiting, at the start too; 0: for ever, and five minutes at the start. If rank 0's start fails, the ranks that
-// connected to it exit in here. Returns NULL or the problem. control_close frees *control, which is NULL for one rank.
+// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's under MPI, else
+// NULL: `launch` has it. listener: control_listen's on rank 0 under MPI, else -1. timeout_s: how long a rank may keep
+// the others waiting, also to connect; 0: for ever, but five minutes to connect. If rank 0's start fails, ranks that
+// connected to it exit in here. Returns NULL or the problem. control_close frees *control (NULL for one rank).
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
 // Returns the job's key, for further handshakes; zeros if c is NULL.
 struct handshake_key control_key(const struct control *c);
-// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c, if not NULL.
+// Says goodbye, waits until all ranks have, so that no rank's end looks like a failure, and frees c, which may be NULL.
 void control_close(struct control *c);
 
-// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may be its place in `all`. Passes through
-// rank 0, so that no rank is done before every rank has begun. All ranks make the same exchanges, one at a time:
-// different `bytes` or `what`, the name in messages, end the job. patient: the timeout does not apply.
+// all (ranks, bytes) = every rank's `mine` (bytes, at most 64 MiB), which may lie at its place in `all`. It passes
+// through rank 0, so that no rank is done before every rank has begun. All ranks make the same exchanges, one at a
+// time: if `bytes` or `what`, the name in messages, differs, the job ends. patient: the timeout does not apply.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
 // data (bytes) = rank 0's data. All ranks call it with equal `bytes` and `what`. patient: the timeout does not apply.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// Tells the watch that a collective begins, from any thread, in one order on all ranks. name: copied. c NULL: nothing.
+// Tells the watch that a collective begins, from any thread, in one order on all ranks. Copies `name`. c may be NULL.
 void control_collective_begun(struct control *c, const char *name);
 // Tells the watch that the oldest collective is done, from any thread. Does nothing if c is NULL.
 void control_collective_done(struct control *c);

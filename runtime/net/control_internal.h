@@ -136,13 +136,13 @@ __BEGIN_DECLS
 // ---- control_link.c: frames over one connection ----
 
 // Queues a copy of the frame, and the address of its payload (frame->payload_bytes; NULL: none), which must stay until
-// it is sent. Drops a heartbeat if two frames wait, and any frame if the link is closed, broken or full.
+// it is sent. Drops the frame if the link is closed, broken or full; a heartbeat already if two frames wait.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. An error drops the queue; control_link_receive then finds the end.
 void control_link_send(struct control_link *link);
-// Receives a frame without waiting. At CONTROL_HEAD its payload is to come: the caller sets in_payload and calls again.
+// Receives a frame without waiting. After CONTROL_HEAD the caller sets in_payload, for the payload, and calls again.
 enum control_event control_link_receive(struct control_link *link);
-// Closes the connection, if it is open, and drops waiting frames. Frees nothing; `broken` and half frames' counts stay.
+// Closes the connection, if open, and drops waiting frames. Frees nothing, and resets neither `broken` nor byte counts.
 void control_link_close(struct control_link *link);
 
 // ---- control_send.c: frames to all other ranks ----
@@ -150,8 +150,8 @@ void control_link_close(struct control_link *link);
 // Queues a frame, with this rank's last report, on each open connection: from rank 0 to each rank, from others to rank
 // 0. status: an abort's, else 0. payload (payload_bytes) must stay until it is sent; NULL if there is none.
 void control_send(struct control *c, enum control_type type, int status, const void *payload, size_t payload_bytes);
-// Sends what is queued and nothing more, and drops what arrives, until the others have closed or `seconds` are over: a
-// process that ends with unread bytes resets the connection, and its peer may lose what was sent.
+// Sends what is queued, then closes for writing, and drops what arrives, until the others have closed or `seconds` are
+// over. A process that ended with unread bytes would reset the connection, and its peer might lose what was sent.
 void control_flush_and_drain(struct control *c, double seconds);
 // Tells the other ranks, through rank 0, to end with `status`. Waits up to half a second until they have been told.
 void control_abort_others(struct control *c, int status);
@@ -161,7 +161,7 @@ void control_abort_others(struct control *c, int status);
 // Gathers the other ranks on rank 0, within start_s seconds. Closes the listener in any case. NULL or the problem.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
 // Connects a rank other than 0 to rank 0, within start_s seconds, then waits up to start_s + 10 s until rank 0 says
-// that all have connected. *status: with which rank 0 ends the job; 0: it does not. Returns NULL or the problem.
+// that all have connected. *status: the exit status by which rank 0 ends the job, else 0. Returns NULL or the problem.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----

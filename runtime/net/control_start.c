@@ -50,7 +50,7 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// Gives its rank the connection that handshake_next found, if still there. Returns NULL, or why the start must fail.
+// Keeps the connection of the rank that handshake_next found, if still there. Returns NULL, or why the start must fail.
 static const char *control_admit(struct control *c, struct handshake_door *door, const struct control_hello *hello,
                                  struct error_text *error) {
     struct control_hello own;
@@ -119,7 +119,7 @@ const char *control_gather_ranks(struct control *c, double start_s, struct error
     return problem || control_num_missing(c) == 0 ? problem : control_missing_text(c, start_s, error);
 }
 
-// Says hello, and finds whether this job's rank 0 answers, who becomes c->peers[0]. context: the struct control.
+// Says hello at a connection, and sets c->peers[0] if this job's rank 0 answers. context: the struct control.
 static enum socket_answer control_greet(int socket, void *context, double until_s, struct error_text *error) {
     struct control *const c = (struct control *)context;
     struct control_hello own, answer;
@@ -132,7 +132,8 @@ static enum socket_answer control_greet(int socket, void *context, double until_
     return SOCKET_FRIEND;
 }
 
-// Waits for rank 0's welcome, which sets c->peers. Returns NULL or the problem. *status: rank 0's if it aborts, else 0.
+// Waits for rank 0's welcome, which sets c->peers (each rank's host name and process id). Returns NULL or the problem.
+// *status becomes the exit status that rank 0 sent if it aborted, else 0.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

@@ -19,7 +19,6 @@ struct last_line {
     size_t length;
 };
 
-// Appends to the line in printf's form, cut to its size.
 __attribute__((format(printf, 2, 3))) static void last_line_add(struct last_line *message, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -118,8 +117,8 @@ static void last_line_add_operation(struct last_line *message, const struct oper
                   (unsigned long long)operation->number);
 }
 
-// Returns the unfinished operation of the least number on all ranks except `but` or, with only_it, on rank `but`. A
-// collective goes before an exchange. number 0: none.
+// Returns the unfinished operation with the least number: on all ranks except `but` or, with only_it, only on rank
+// `but`. A collective goes before an exchange. number 0: there is none.
 static struct operation first_unfinished(const struct control *c, int but, bool only_it) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -138,7 +137,7 @@ static struct operation first_unfinished(const struct control *c, int but, bool 
     return collective.number ? collective : exchange;
 }
 
-// Returns the last collective, else the last exchange, that any rank has begun; number 0: none.
+// Returns the last collective that any rank has begun, or the last exchange if there is no collective (number 0: none).
 static struct operation last_begun(const struct control *c) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -155,7 +154,7 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Adds where a rank was lost: in the others' operation, else in its own last one, else after the last that any began.
+// Adds where a rank was lost: in the others' unfinished operation, else in its own, else after the last that was begun.
 static void last_line_add_where(const struct control *c, struct last_line *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)
@@ -201,7 +200,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the overdue collective or, with `exchange`, exchange that is not patient, of the least number (0: none).
+// Returns the first overdue collective or, with `exchange`, the first overdue exchange, unless patient; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {

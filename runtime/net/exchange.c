@@ -2,7 +2,7 @@
 #include <stdlib.h> // calloc
 #include <string.h> // memset
 
-#include "runtime/net/exchange_internal.h" // exchange_mpi_run, exchange_sockets_run
+#include "runtime/net/exchange_internal.h" // exchange_mpi_all_to_all, exchange_sockets_all_to_all
 
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error) {
@@ -32,12 +32,12 @@ void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, 
     for (int r = 0; r < x->ranks; r++)
         x->sent_bytes += r == x->rank ? 0 : send[r].bytes;
     switch (x->kind) {
-    case EXCHANGE_MPI: exchange_mpi_run(x->mpi, send, receive); break;
-    case EXCHANGE_SOCKETS: exchange_sockets_run(x->sockets, send, receive); break;
+    case EXCHANGE_MPI: exchange_mpi_all_to_all(x->mpi, send, receive); break;
+    case EXCHANGE_SOCKETS: exchange_sockets_all_to_all(x->sockets, send, receive); break;
     }
 }
 
-// Closes the connections of an exchange_open that returned NULL; by MPI, every rank calls it.
+// Closes the connections and frees their memory, if exchange_open returned NULL. By MPI, every rank calls it.
 void exchange_close(struct exchange *x) {
     switch (x->kind) {
     case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;

@@ -12,12 +12,13 @@ __BEGIN_DECLS
 void exchange_end_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive);
+void exchange_mpi_all_to_all(struct exchange_mpi *m, const struct exchange_block *send,
+                             const struct exchange_block *receive);
 void exchange_mpi_close(struct exchange_mpi *m);
 
 const char *exchange_sockets_open(struct exchange_sockets **s, int rank, int ranks, struct control *control,
                                   struct error_text *error);
-void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
-                          const struct exchange_block *receive);
+void exchange_sockets_all_to_all(struct exchange_sockets *s, const struct exchange_block *send,
+                                 const struct exchange_block *receive);
 void exchange_sockets_close(struct exchange_sockets *s);
 __END_DECLS

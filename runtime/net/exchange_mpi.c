@@ -113,7 +113,7 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves each block's nth message, and waits. An empty block has a first message too: a rank that expects more ends.
+// Sends and receives each block's nth message, and waits. An empty block has a first one too: a peer may expect bytes.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
                                   const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;
@@ -139,7 +139,8 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
 }
 
 // Sends and receives by MPI as exchange_all_to_all does: returns when all is done; a lost rank ends the process.
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
+void exchange_mpi_all_to_all(struct exchange_mpi *m, const struct exchange_block *send,
+                             const struct exchange_block *receive) {
     size_t most = 0;
     for (int r = 0; r < m->ranks; r++) {
         most = r != m->rank && send[r].bytes > most ? send[r].bytes : most;
@@ -154,8 +155,8 @@ void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send,
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error) {
     return error_format(error, "this build has no MPI; --collectives mpi needs one");
 }
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
-}
+void exchange_mpi_all_to_all(struct exchange_mpi *m, const struct exchange_block *send,
+                             const struct exchange_block *receive) {}
 void exchange_mpi_close(struct exchange_mpi *m) {}
 
 #endif

@@ -52,7 +52,7 @@ struct exchange_greeting {
     struct exchange_hello hello;
 };
 
-// Says hello and checks the answer, since an address may mean another host here. context: the struct exchange_greeting.
+// Says hello and checks who answers: an address may mean another host here. context: the struct exchange_greeting.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_greeting *const greeting = (const struct exchange_greeting *)context;
     const struct exchange_hello *const hello = &greeting->hello;
@@ -102,7 +102,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, con
     return problem;
 }
 
-// Connects to all lower ranks at `endpoints` (ranks), in CONNECT_S, then accepts higher ones: no two block each other.
+// Connects to all lower ranks, at `endpoints` (ranks), then accepts the higher, so that no two wait for each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
                                             const struct exchange_endpoint *endpoints, const struct handshake_key *key,
                                             struct error_text *error) {
@@ -249,8 +249,8 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
 }
 
 // Sends and receives over TCP as exchange_all_to_all does: returns when all is done; a lost rank ends the process.
-void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
-                          const struct exchange_block *receive) {
+void exchange_sockets_all_to_all(struct exchange_sockets *s, const struct exchange_block *send,
+                                 const struct exchange_block *receive) {
     s->exchanges++;
     for (int r = 0; r < s->ranks; r++) {
         memset(&s->flows[r], 0, sizeof s->flows[r]);

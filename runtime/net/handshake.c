@@ -97,7 +97,7 @@ static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const stru
                     offsetof(struct handshake_talk, answer) + offsetof(struct handshake_answer, proof));
 }
 
-// Returns what another job's rank is: with a job's key a stranger, since jobs may share an address, else a refusal.
+// Returns what another job's rank counts as: with a job's key a stranger, as jobs may share an address, else a refusal.
 static enum socket_answer handshake_other_job(const struct handshake_key *key) {
     return handshake_has(key->job) ? SOCKET_STRANGER : SOCKET_REFUSAL;
 }
@@ -173,7 +173,7 @@ static void handshake_print_refusal(const struct handshake_door *d, const struct
             strncmp(host, v4_in_v6, strlen(v4_in_v6)) == 0 ? host + strlen(v4_in_v6) : host, port, why);
 }
 
-// Closes a guest's connection, frees its place and counts it. Prints why, for the first MAX_LINES guests.
+// Closes a guest's connection, which frees its place in `guests`, and counts it. Prints why, for the first MAX_LINES.
 static void handshake_turn_away(struct handshake_door *d, struct handshake_guest *guest, const char *why) {
     if (d->turned_away++ < MAX_LINES)
         handshake_print_refusal(d, &guest->from, why);
@@ -181,7 +181,7 @@ static void handshake_turn_away(struct handshake_door *d, struct handshake_guest
     guest->socket = -1;
 }
 
-// Answers a guest, who stays, without waiting: any socket's buffer has room. False: it has gone. hello NULL: none.
+// Sends a guest the answer without waiting: a socket's buffer has room. False: the guest has gone. hello may be NULL.
 static bool handshake_send_answer(const struct handshake_door *d, struct handshake_guest *guest,
                                   enum handshake_verdict verdict, const void *hello, size_t bytes) {
     struct handshake_answer *const answer = &guest->talk.answer;
@@ -277,8 +277,8 @@ static void handshake_accept(struct handshake_door *d) {
     }
 }
 
-// Waits for arrivals, or until a guest's or the caller's time is up. Sets each guest's `arrived`; returns whether
-// further connections came. Polls no free places: poll() takes no more than the process may have descriptors.
+// Waits until something arrives, or a guest's or the caller's time is up. Sets each guest's `arrived`, and returns
+// whether new connections came. Leaves free places out: poll() takes no more than the process may have descriptors.
 static bool handshake_wait(struct handshake_door *d, double until_s) {
     nfds_t n = 0;
     d->polls[n].fd = d->listener;

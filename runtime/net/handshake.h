@@ -4,8 +4,7 @@
 //   joining end     reply: 32 random bytes, its hello, and the HMAC-SHA-256 by the key of all that was said so far
 //   accepting end   answer: a verdict, its hello, and such an HMAC again
 // An answer cannot be used again, since each end has given random bytes. What is said later is neither encrypted nor
-// proven. A connection that says something wrong, or nothing for 5 s, or that waits when too many others do, is closed;
-// the first ten are printed, then their number.
+// proven. A connection that says something wrong, or nothing for 5 s, or waits when too many others do, is closed.
 #pragma once
 #include "runtime/net/sha256.h"  // SHA256_BYTES
 #include "runtime/net/sockets.h" // enum socket_answer
@@ -24,12 +23,12 @@ struct handshake_door;
 __BEGIN_DECLS
 // bytes (count, at most 256) = random bytes of the kernel. False, with errno, when it has none.
 bool random_bytes_of_system(void *bytes, size_t count);
-// Derives *key, maybe *from itself, for a further purpose: `job` from *from and `shared` (bytes). The secret stays.
+// *key (may be *from) = a key for a further purpose: `job` is a hash of *from and `shared` (bytes), `secret` is from's.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// Says the hello (bytes, at most HANDSHAKE_HELLO) as the joining end. answer (bytes) = the accepting end's hello, if
-// that is a SOCKET_FRIEND; if not, `error` says why. The socket stays open. An end that takes 10 s is a stranger: two
-// ranks must not wait for each other where an address means another rank here.
+// Says the hello (bytes, at most HANDSHAKE_HELLO) as the joining end, and returns what is at the other end. answer
+// (bytes) = the hello of a SOCKET_FRIEND; of any other, `error` says why. The socket stays open. An end that takes 10 s
+// counts as a stranger: where an address means another rank here, two ranks could wait for each other.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 
@@ -43,6 +42,6 @@ bool handshake_next(struct handshake_door *d, void *hello, size_t bytes, double 
 int handshake_welcome(struct handshake_door *d, const void *own_hello, size_t bytes);
 // Refuses the peer that handshake_next found, and closes its connection. The caller prints why.
 void handshake_refuse(struct handshake_door *d);
-// Closes what was not admitted, prints how many beyond ten were turned away, and frees d. The listener stays open.
+// Closes connections not admitted, prints how many beyond ten were turned away, and frees d. The listener stays open.
 void handshake_close(struct handshake_door *d);
 __END_DECLS

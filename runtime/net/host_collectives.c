@@ -11,8 +11,8 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
     return (size_t)(ranks - 1) * (size_t)shard * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
 }
 
-// Returns the place of a rank's shard among all shards in rank order without the shard of rank `own`.
-static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
+// Returns the position of a rank's shard among the shards of all ranks but `own`, in rank order.
+static int64_t position_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
 // out (n) = in (n) in bf16, rounded to nearest, ties to even.
 static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
@@ -26,7 +26,7 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
 static void sum_fp32(float *out, const float *own, const float *others, int64_t shard, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {
-        const float *const in = r == rank ? own : others + place_among_others(r, rank) * shard;
+        const float *const in = r == rank ? own : others + position_among_others(r, rank) * shard;
         if (r == 0)
             memcpy(sum, in, (size_t)n * sizeof *sum);
         else
@@ -44,7 +44,7 @@ static void sum_bf16(float *out, const float *own, const uint16_t *others, int64
     uint16_t rounded_own[SUM_BLOCK];
     round_to_bf16(rounded_own, own, n);
     for (int r = 0; r < ranks; r++) {
-        const uint16_t *const in = r == rank ? rounded_own : others + place_among_others(r, rank) * shard;
+        const uint16_t *const in = r == rank ? rounded_own : others + position_among_others(r, rank) * shard;
         if (r == 0) {
 #pragma omp simd
             for (int64_t i = 0; i < n; i++)
@@ -66,7 +66,7 @@ void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf
     for (int r = 0; r < x->ranks; r++) {
         if (r == x->rank)
             continue;
-        const int64_t other = place_among_others(r, x->rank);
+        const int64_t other = position_among_others(r, x->rank);
         x->send[r].bytes = x->receive[r].bytes = (size_t)(shard * element_bytes);
         x->receive[r].data = (char *)scratch + other * shard * element_bytes;
         x->send[r].data = bf16 ? (void *)(rounded + other * shard) : (void *)(buffer + r * shard);
@@ -96,7 +96,8 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// Copies a list's messages with `rank` to `packed` (NULL: not) or, with `unpacks`, from there. Returns their bytes.
+// Copies a list's messages with `rank`, one after another, to `packed`; with `unpacks`, from there. packed NULL: copies
+// nothing. Returns their bytes.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

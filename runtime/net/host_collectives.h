@@ -23,10 +23,10 @@ size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
 // out (shard) = this rank's shard of the sum of all ranks' buffers (ranks, shard); `out` may be that shard of `buffer`.
 // bf16: contributions and sum are rounded to bf16. scratch: host_reduce_scatter_scratch_bytes. Every rank calls it.
 void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x);
-// buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`. Every rank calls it.
+// buffer (ranks, bytes) = every rank's `own` (bytes), which may lie at its place in `buffer`. Every rank calls it.
 void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
-// Sends and receives lists of messages; every rank calls it. The i-th that rank a sends to b is the i-th that b
-// receives from a, of equal bytes; messages to oneself are copied. No memory overlaps. scratch: bytes of both lists.
+// Sends and receives lists of messages; every rank calls it. In a's list the ith message to b is, in b's list, the ith
+// from a, of equal bytes. Messages to oneself are copied. No memory overlaps. scratch: the bytes of both lists.
 void host_exchange(const struct exchange_message *sends, int num_sends, const struct exchange_message *receives,
                    int num_receives, void *scratch, struct exchange *x);
 __END_DECLS

@@ -66,7 +66,7 @@ static const char *launch_check_local(const struct launch *launch, const struct 
     return NULL;
 }
 
-// Sets and checks all ranks by the launcher's variables. Without local_ranks this rank is taken for its host's last.
+// Sets and checks the four rank fields by the launcher's variables. If local_ranks is not set, it is local_rank + 1.
 static const char *launch_by_variables(struct launch *launch, const struct launch_variables *names,
                                        struct error_text *error) {
     const char *problem = launch_ranks(launch, names, error);
@@ -75,7 +75,7 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
     return problem ? problem : launch_check_local(launch, names, error);
 }
 
-// The number of tasks of a step's node, from 0, by a text as "4(x2),3": 4, 4 and 3. 0: it is malformed or too short.
+// The number of tasks on a step's node (from 0) by a text: "4(x2),3" means 4, 4 and 3. 0: malformed or too short.
 static int launch_tasks_of_node(const char *text, int node) {
     while (*text) {
         unsigned tasks = 0, times = 1;
@@ -123,7 +123,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
-// Sets launch->local_ranks to the step's tasks on this node; unknown: as if this rank were the last. Checks local_rank.
+// Sets launch->local_ranks to the step's tasks on this node, or to local_rank + 1 if not known. Checks local_rank.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -183,20 +183,20 @@ static const char *launch_by_slurm(struct launch *launch, struct error_text *err
     return problem;
 }
 
-// Whether MPICH's mpirun started this process. srun --mpi=pmi2 sets PMI_RANK too, for the tasks of the step; MPICH's
-// mpirun in a Slurm job starts its own helpers by srun, one per node, and sets MPI_LOCALRANKID.
+// Whether MPICH's mpirun started this process: it sets PMI_SIZE, but srun --mpi=pmi2 does too. In a Slurm step only
+// MPI_LOCALRANKID tells, since MPICH's mpirun starts its own helpers by srun, one per node.
 static bool launch_is_mpich(void) {
     return getenv("PMI_SIZE") && (getenv("MPI_LOCALRANKID") || !getenv("SLURM_STEP_NUM_TASKS"));
 }
 
-bool launch_is_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
+bool launched_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
 // Sets kind, ranks and (srun) rank 0's address if mpirun or srun started the process; else kind stays LAUNCH_SINGLE.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
     static const struct launch_variables mpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
-    if (launch_is_by_mpirun()) {
+    if (launched_by_mpirun()) {
         launch->kind = LAUNCH_MPI;
         return launch_by_variables(launch, getenv("OMPI_COMM_WORLD_SIZE") ? &open_mpi : &mpich, error);
     }
@@ -247,7 +247,7 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// Refuses a single process whose WORLD_SIZE says otherwise: without --rendezvous each rank would run a job of its own.
+// Returns an error if WORLD_SIZE says that there are more ranks: without --rendezvous each would run a job of its own.
 static const char *launch_check_single(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

@@ -25,14 +25,14 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch, the secret with zeros. rendezvous: the option's value; "": not given. Returns NULL or the problem.
+// Fills in *launch, whose secret is zeros. rendezvous: the option's value; "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Sets launch->secret to the hash of the text, without white space around it, of the file or, if file is "", of the
-// variable TRAIN_GPT_SECRET: 16 to 4096 bytes. Zeros if there is neither. Returns NULL or the problem.
+// Sets launch->secret to the hash of a secret of 16 to 4096 bytes, without white space around it: from the file or, if
+// file is "", from the variable TRAIN_GPT_SECRET. If that is not set either: zeros. Returns NULL or the problem.
 const char *launch_read_secret(struct launch *launch, const char *file, struct error_text *error);
 // Whether any process that reaches rank 0's port could join: no secret is shared, by the user or by MPI.
 bool launch_has_no_secret(const struct launch *launch);
 // Whether mpirun started this process, as the only one or with others. mpirun then passes on what the process prints:
 // Open MPI gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
-bool launch_is_by_mpirun(void);
+bool launched_by_mpirun(void);
 __END_DECLS

@@ -5,7 +5,7 @@
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/mpi.h"       // mpi_open
 
-// Starts MPI, whose ranks must be the launch's. Rank 0 opens *listener; all get its *address by MPI. NULL, or why not.
+// Starts MPI, whose ranks must equal the launch's. Rank 0 opens *listener; all get its *address. NULL, or the problem.
 static const char *parallel_open_mpi(const struct launch *launch, struct control_address *address, int *listener,
                                      struct error_text *error) {
     int rank, ranks;

@@ -21,7 +21,7 @@ const char *parallel_open(struct parallel *p, const char *rendezvous, const char
                           struct error_text *error);
 // Opens the data connections (MPI's only for LAUNCH_MPI) and starts p->work. All ranks call it. NULL or the problem.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
-// Runs the work that waits, closes what was opened, and ends MPI. Every rank calls it once and waits for the others.
+// Runs the jobs that wait, closes what was opened, and ends MPI. Every rank calls it once and waits for the others.
 void parallel_close(struct parallel *p);
 
 // Returns the largest `value` of all ranks, which call it within parallel_open's timeout. p NULL: returns `value`.
@@ -29,10 +29,10 @@ int parallel_largest(struct parallel *p, int value, const char *what);
 // Waits until all ranks call it, without a timeout, since one may be writing a large file. p NULL: returns at once.
 void parallel_barrier(struct parallel *p, const char *what);
 enum { PARALLEL_MAX_TEXT = 64 << 20 };
-// Returns on each rank a copy of rank 0's text, *bytes and a 0 byte, which the caller frees. Sets *bytes on other
-// ranks, whose `text` is not read. More than PARALLEL_MAX_TEXT end the job. p: not NULL. patient: no timeout.
+// Returns, on each rank, a copy of rank 0's text (*bytes and a 0 byte), which the caller frees. Other ranks' `text` is
+// not read, and their *bytes is set. More than PARALLEL_MAX_TEXT end the job. p: not NULL. patient: no timeout.
 char *parallel_share_text(struct parallel *p, const char *text, uint64_t *bytes, const char *what, bool patient);
-// Compares each rank's text with rank 0's. Ends the job where a line differs, and prints the two lines; else returns
-// when all ranks, which all call it, have compared. what: a plural, for the message. Does nothing if p is NULL.
+// Compares each rank's text with rank 0's; all ranks call it. Ends the job where a line differs, and prints the two
+// lines; else returns when all ranks have compared. what: a plural noun, for the message. Does nothing if p is NULL.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

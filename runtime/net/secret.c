@@ -13,7 +13,7 @@ enum {
 };
 static const char SECRET_VARIABLE[] = "TRAIN_GPT_SECRET";
 
-// Sets launch->secret to the hash of a text, trimmed, of LEAST_BYTES to MAX_BYTES; else returns an error naming `from`.
+// Sets launch->secret to the hash of a trimmed text. If that has not LEAST_BYTES to MAX_BYTES: an error about `from`.
 static const char *secret_take(struct launch *launch, const char *text, size_t bytes, const char *from,
                                struct error_text *error) {
     static const char space[] = " \t\r\n";

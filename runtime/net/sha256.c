@@ -22,7 +22,7 @@ static const uint32_t SHA256_K[64] = { // fractional parts of the cube roots of 
 
 static uint32_t sha256_rotated(uint32_t x, int right) { return x >> right | x << (32 - right); }
 
-// Adds the state's block, which is full, to its hash; the names are of FIPS 180-4, section 6.2.2.
+// Updates the state's hash by its block, which must be full. The names are of FIPS 180-4, section 6.2.2.
 static void sha256_block(struct sha256_state *s) {
     uint32_t w[64], v[8]; // v: a to h
     for (int t = 0; t < 16; t++)

@@ -203,7 +203,7 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Whether an address's interfaces are this host's, or either are unknown. Hosts may share a name; containers often do.
+// Whether an address has this host's interfaces, or one list is empty. The name can't tell: containers often share one.
 static bool socket_same_interfaces(const struct socket_address *address, const struct socket_address *own) {
     for (int i = 0; i < SOCKET_INTERFACES; i++)
         if (strcmp(own->interfaces[i], address->interfaces[i]) != 0)
@@ -211,9 +211,9 @@ static bool socket_same_interfaces(const struct socket_address *address, const s
     return true;
 }
 
-// Returns the ith name or numeric address to try for an address; NULL after the last. own: this host's. On the
-// address's own host the loopback comes first, which works whatever the name means. If another host has this host's
-// name, the name is left out: it means this host, where another rank may listen at that port.
+// Returns the ith name or numeric address to try for an address; NULL after the last. own: this host's. If the address
+// is of this host, the loopback comes first, which works whatever the name means. If another host has this host's name,
+// the name is left out: here it means this host, where another rank may listen at that port.
 static const char *socket_candidate(const struct socket_address *address, const struct socket_address *own, int i) {
     const bool same_name = strcmp(own->host, address->host) == 0;
     const bool here = same_name && socket_same_interfaces(address, own);

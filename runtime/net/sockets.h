@@ -48,9 +48,9 @@ int socket_accept(int listener, struct sockaddr_storage *from);
 void socket_address_own(struct socket_address *address, int listener);
 // Ends an address's texts with 0 bytes, since another process may have sent them without.
 void socket_address_terminate(struct socket_address *address);
-// Returns a socket connected to the first name or address at which `greeting`, given `context`, finds a friend (NULL:
-// that answers). Tries all in turn, repeatedly, since the listener may start later. Returns -1 with a text at a refusal
-// or the deadline, which the look-up of a name may overrun.
+// Returns a socket connected to the first name or address at which `greeting`, given `context`, finds a friend;
+// greeting NULL: to the first that answers. Tries all again and again, since the listener may start later. At a refusal
+// or the deadline returns -1, with a text in `error`. The look-up of a name may overrun the deadline.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
 

@@ -1,5 +1,4 @@
-// A thread that runs jobs one after another, in the order in which they were added: the cpu target's stream for
-// collectives, which run while the other threads compute.
+// A thread that runs jobs in the order in which they were added: the cpu target's stream for collectives.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -15,8 +14,8 @@ __BEGIN_DECLS
 // Starts a thread, which work_thread_stop ends; ends the process if it can't. Tells `control` (NULL for none) when each
 // job begins and is done, as a collective. All signals are blocked in it, so that the training thread receives them.
 struct work_thread *work_thread_start(struct control *control);
-// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait or run, more
-// than a step has collectives. More than WORK_ARGUMENT_BYTES of arguments end the process. name: for messages, copied.
+// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait or run; a
+// step has fewer collectives. More than WORK_ARGUMENT_BYTES of arguments end the process. name: for messages, copied.
 uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes, const char *name);
 // Waits until the ticket's job and all before it are done; ticket 0: returns at once.
 void work_thread_wait(struct work_thread *w, uint64_t ticket);

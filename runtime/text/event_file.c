@@ -45,12 +45,12 @@ static void put_int(struct bytes *to, int field, int64_t value) {
     put_varint(to, (uint64_t)value);
 }
 // Appends a field of a string or of a message, n bytes; messages nest this way.
-static void put_field(struct bytes *to, int field, const void *from, size_t n) {
+static void put_bytes_field(struct bytes *to, int field, const void *from, size_t n) {
     put_tag(to, field, WIRE_BYTES);
     put_varint(to, n);
     put(to, from, n);
 }
-static void put_text(struct bytes *to, int field, const char *text) { put_field(to, field, text, strlen(text)); }
+static void put_text(struct bytes *to, int field, const char *text) { put_bytes_field(to, field, text, strlen(text)); }
 
 // ---- records ----
 
@@ -112,7 +112,7 @@ static void write_record(struct event_file *events) {
 
 // ---- events ----
 
-// Begins events->event, Event {1 wall_time, 2 step}, and empties events->summary.
+// Begins events->event with the protobuf fields Event {1 wall_time, 2 step}, and empties events->summary.
 static void event_begin(struct event_file *events, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -124,7 +124,7 @@ static void event_begin(struct event_file *events, int64_t step) {
 }
 // Adds events->value to the summary: Summary {1 value, ...}.
 static void end_value(struct event_file *events) {
-    put_field(&events->summary, 1, events->value.data, events->value.length);
+    put_bytes_field(&events->summary, 1, events->value.data, events->value.length);
 }
 // Adds Value {1 tag, 2 simple_value} to the summary.
 static void add_scalar(struct event_file *events, const char *tag, double value) {
@@ -147,12 +147,12 @@ static void add_text(struct event_file *events, const char *tag, const char *tex
         put(&lines, "\n", 1);
     }
     put_int(&tensor, 1, DT_STRING);
-    put_field(&tensor, 2, NULL, 0);
-    put_field(&tensor, 8, lines.data, lines.length);
+    put_bytes_field(&tensor, 2, NULL, 0);
+    put_bytes_field(&tensor, 8, lines.data, lines.length);
     events->value.length = 0;
     put_text(&events->value, 1, tag);
-    put_field(&events->value, 8, tensor.data, tensor.length);
-    put_field(&events->value, 9, metadata, sizeof metadata);
+    put_bytes_field(&events->value, 8, tensor.data, tensor.length);
+    put_bytes_field(&events->value, 9, metadata, sizeof metadata);
     end_value(events);
     free(tensor.data);
     free(lines.data);
@@ -181,7 +181,7 @@ static const struct {
     {"batch", "progress/batch", false},
 };
 
-// Adds a value's numbers and strings, and null if event_tags says so, to the summary. path: names to the value, a/b.
+// Adds the numbers and strings in a value, and null where event_tags says so, to the summary. path: to the value, a/b.
 static void add_member(struct event_file *events, const char *path, const json_t *value) {
     enum { PATH = 512 };
     static const char *const shares[] = {"saturated", "flushed"}; // the only arrays of log.jsonl are FP8's
@@ -221,14 +221,14 @@ void event_file_add(struct event_file *events, const char *line, size_t bytes) {
     json_decref(root);
     if (events->summary.length == 0)
         return;
-    put_field(&events->event, 5, events->summary.data, events->summary.length);
+    put_bytes_field(&events->event, 5, events->summary.data, events->summary.length);
     write_record(events);
 }
 
 // ---- the file ----
 
 #define EVENT_FILE_PREFIX "events.out.tfevents."
-// Returns the seconds for a new file's name, by which TensorBoard sorts: now, or after files there of the next 24 h.
+// Returns the seconds for a new file's name, by which TensorBoard sorts: now, or after files there of up to 24 h ahead.
 static long long seconds_of_name(const char *folder) {
     long long seconds = (long long)time(NULL), there;
     DIR *const opened = opendir(folder);
@@ -262,7 +262,7 @@ struct event_file *event_file_open(const char *folder, int64_t first_step) {
     put_text(&events->event, 3, version);
     write_record(events);
     event_begin(events, first_step + 1);
-    put_field(&events->event, 7, session_start, sizeof session_start);
+    put_bytes_field(&events->event, 7, session_start, sizeof session_start);
     write_record(events);
     return events;
 }

@@ -8,13 +8,13 @@
 struct event_file;
 
 __BEGIN_DECLS
-// Makes a new event file in a folder that exists; event_file_close frees the result. Its name is later than other event
-// files' there, but for files a day or more ahead of the clock. TensorBoard drops what earlier files have of steps
-// after first_step. Ends the program, naming --tensorboard-dir, if the file can't be made; only warns if writing fails.
+// Makes a new event file in a folder that exists; event_file_close frees the result. Its name sorts after other event
+// files' there, except files a day or more ahead. It makes TensorBoard drop what earlier files have of steps after
+// first_step. If the file can't be made, ends the program, naming --tensorboard-dir; if writing fails, only warns.
 struct event_file *event_file_open(const char *folder, int64_t first_step);
-// Writes the members of a line of log.jsonl, but "time", at its "step": numbers as scalars, strings as texts, and a
-// null loss or norm as NaN, nothing else. Ignores a line that is no object. Tags are paths, as fp8/qkv/input/saturated,
-// or grouped, as loss/train. A failed write is reported once and loses its line.
+// Writes a line of log.jsonl as an event of its "step": numbers as scalars, strings as texts, and a null loss or norm
+// as NaN. Leaves out "time" and all other values. Ignores a line that is no object. Tags are paths, as
+// fp8/qkv/input/saturated, or grouped, as loss/train. A line whose write fails is lost; the first failure is reported.
 void event_file_add(struct event_file *events, const char *line, size_t bytes);
 // Closes the file and frees `events`. Prints a warning if closing is the file's first failure. Does nothing for NULL.
 void event_file_close(struct event_file *events);

@@ -7,7 +7,7 @@
 // the two bytes of an empty object, so that without the second limit 100 MB of them would take all memory.
 enum { JSON_MAX_DEPTH = 64, JSON_MAX_VALUES = 4 << 20 };
 
-// Returns `length` bytes with others than printable ASCII as \xNN; "..." ends a text that was cut to the result's size.
+// Returns `length` bytes, of which any but printable ASCII is shown as \xNN. "..." ends a text that was cut to fit.
 struct json_shown json_show_bytes(const char *text, size_t length) {
     struct json_shown shown;
     size_t used = 0;
@@ -30,7 +30,8 @@ struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Refuses too many levels or values (empty {} and [] are two) before jansson allocates. Exact as far as jansson reads.
+// Refuses too many levels or values (an empty {} or [] counts as two) before jansson allocates. Counts exactly up to
+// the first fault in the text, at which jansson stops.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
     uint64_t values = 1;

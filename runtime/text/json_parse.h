@@ -42,11 +42,13 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// *result = an integer member, `least` to below - 1 (number: to `most`). Absent or other: an error, and *result stays.
+// *result = an integer member, from `least` to below - 1. If absent or anything else: an error, and *result stays.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
+// *result = a member that must be there and be a number from least to most. Else: an error, and *result stays.
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
                             const char *name, struct error_text *error);
+// *result = a member that must be there and be true or false. Else: an error, and *result stays.
 const char *json_get_bool(const json_t *object, const char *key, bool *result, const char *name,
                           struct error_text *error);
 // *result = the text of a member that must be there; `object` owns the text. After an error *result stays.

@@ -82,8 +82,8 @@ static bool log_is_after(const char *line, int64_t last) {
     long long step = 0;
     return found && sscanf(found + sizeof key - 1, " : %lld", &step) == 1 && step > last;
 }
-// Returns how many bytes of an earlier log.jsonl stay when a run resumes: up to the first line that is cut short or of
-// a step after `last`, which the run writes again. Damaged lines stay. 0: no file. An unreadable file ends the program.
+// Returns how many bytes of an earlier log.jsonl stay when a run resumes: all before the first line that is cut short
+// or of a step after `last`, which the run writes again. Other damaged lines stay. No file: 0. Unreadable: exits.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -156,8 +156,7 @@ void log_open_events(struct log *log, const char *folder, int64_t first_step) {
     log->events = event_file_open(folder, first_step);
 }
 
-// Warns that log.jsonl cannot be written, for the reason of an errno, after a line break if a progress line is open.
-// Does nothing from the second time on.
+// Warns once that log.jsonl cannot be written, for the errno's reason, after a line break if a progress line is open.
 static void log_warn_once(struct log *log, int error) {
     if (log->failed)
         return;
@@ -166,8 +165,7 @@ static void log_warn_once(struct log *log, int error) {
     say_warning("%s: cannot be written: %s; the run goes on, steps may be missing from the log", log->path,
                 strerror(error));
 }
-// Reports a failed write by its errno, and cuts off the line that it left incomplete. Later lines are still tried:
-// there may be room again.
+// Reports a failed write by its errno, and cuts off the incomplete line. Later lines are tried: room may come back.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -189,7 +187,7 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
-// Whether a step has a progress line, where lines are not drawn in place: true for 1, each log->every-th and the last.
+// Whether a step has a progress line where lines are not drawn in place: step 1, each log->every-th and the last have.
 static bool log_is_due(const struct log *log, int64_t step) {
     return step == 1 || step % log->every == 0 || step == log->total_steps;
 }
@@ -224,7 +222,7 @@ static void log_write_time(struct json *json) {
     json_str(json, "time", text);
 }
 
-// Begins a line about a step of a log.jsonl, which the log must have. log_line_end appends the line.
+// Begins a line about a step for log.jsonl, which must be open. log_line_end appends the line.
 static struct json log_line_begin(struct log *log, int64_t step) {
     struct json json = json_writer(log->line, false);
     rewind(log->line);
@@ -298,8 +296,8 @@ static double log_clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Returns the seconds left, by the mean wall time of steps so far, validation and samples included. The first call,
-// whose step has page faults and cold caches, starts that clock: it sets *rough and goes by step_s (NAN: not known).
+// Returns the seconds left, by the mean wall time of steps since the first call, validation and samples included. The
+// first call goes by step_s (NAN: not known) and sets *rough, since its own step has page faults and cold caches.
 static double log_eta_s(struct log *log, int64_t step, double step_s, double now_s, bool *rough) {
     *rough = false;
     if (log->timed_from < 0) {

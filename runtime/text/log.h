@@ -68,15 +68,14 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_digits(char text[LOG_NUMBER], double value);     // 0.5321; 388.1; 10550: no exponent from 0.0001 on
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Creates a folder and those above it where missing. If it can't, ends the program, naming `option` (without dashes).
+// Creates a folder and its parents where missing. If it can't, ends the program, naming `option` (without dashes).
 void log_make_folder(const char *option, const char *path);
-// Sets *log and, with has_file (on the first rank), makes the folder and opens FOLDER/log.jsonl. Cuts the file at its
-// first object of a step after first_step; for first_step 0 renames it to log.jsonl.old and begins a new one.
-// total_steps: the last step, for the ETA. every: steps (0: 1) between progress lines where they are not drawn in
-// place, as with `plain` or without has_file. What can't be made ends the program.
+// Sets *log. With has_file (on the first rank) makes the folder and opens FOLDER/log.jsonl, cut at the first object of
+// a step after first_step; for first_step 0 a former file becomes log.jsonl.old. What can't be made ends the program.
+// total_steps: for the ETA. every: steps (0: 1) between progress lines in a pipe, with `plain` or without has_file.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
-// Begins an event file (event_file_open) for what log.jsonl gets, and makes its folder. "", or no log.jsonl: nothing.
+// Opens an event file in `folder`, which it makes, for what log.jsonl gets. Does nothing for "" or without log.jsonl.
 void log_open_events(struct log *log, const char *folder, int64_t first_step);
 // Logs a finished step: its object in log.jsonl, if there is that file, and its progress line, if drawn or due.
 void log_step(struct log *log, const struct log_step *s);
@@ -85,7 +84,7 @@ void log_val_loss(struct log *log, int64_t step, double loss);
 // Logs {"step": step, key: {...}}; `write`, given `context`, writes the inner members. Without log.jsonl does nothing.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context);
-// Ends the progress line and prints a line, a validation or a sample, on stdout but in no file. Adds the newline.
+// Ends the progress line and prints a text, escaped as by say, and a newline, on stdout but in no file.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Ends the progress line. To be called before something else is printed.
 void log_end_line(struct log *log);

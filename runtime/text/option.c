@@ -111,7 +111,8 @@ static bool option_parse_number(const char *text, double *value, bool *overflow)
     *overflow = isinf(*value) || (*value == 0 && first >= '1' && first <= '9');
     return true;
 }
-// Parses a size in GNU's units (K, KiB: 1024; KB: 1000). False: no size. *overflow: it is 2^63 or more, judged exactly.
+// Parses a size in GNU's units (K, KiB: 1024; KB: 1000). Returns false if `text` is no size. A size of 2^63 or more,
+// judged exactly, sets *overflow, and the result is true then.
 static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
     static const char letters[] = "kmgtp";
     char *unit;
@@ -134,20 +135,19 @@ static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow)
     return true;
 }
 
-// Returns the value of an OPTION_ENUM's field: a name's position in `argument`.
+// Returns the value of an OPTION_ENUM's field: the position of its name in the row's `argument`.
 static int option_enum_value(const void *field) {
     int choice;
     memcpy(&choice, field, sizeof choice); // the field may be of an enum's type
     return choice;
 }
 
-// Whether a number is within the limits of a row, if the row has any.
 static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to *list, in new memory; the former list is freed. The first call, which finds NULL and sets the
-// default, makes the list, empty for an empty text. Returns NULL, or what is wrong.
+// Appends an element to *list, in new memory, and frees the former list. NULL, which the list is until its default is
+// set, counts as an empty list, and "" then adds nothing. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";

@@ -32,7 +32,7 @@ static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
 static const char *const option_questions[] = {"help", "version"}; // no rows: they print and end the program
-// nearest = the name most like a word, as users write it, of all options, help and version. Returns nearest.
+// nearest = the name that is most like a word, as users write it, among all options, help and version. Returns nearest.
 static const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
     int best = INT_MAX;
     for (int i = 0; i < 2; i++)
@@ -122,7 +122,7 @@ struct option_word {
     bool negated;      // --no-NAME
 };
 
-// Takes apart a word with two dashes in front. No option of that name, several, and --no-NAME=VALUE end the program.
+// Takes apart a word with two dashes in front. Ends the program for no option, several of the name, or --no-NAME=VALUE.
 static struct option_word option_word_read(const struct options *options, const char *word) {
     struct option_word result = {-1, NULL, false};
     char name[OPTION_NAME], hint[OPTION_TEXT];
@@ -153,7 +153,7 @@ static void options_print_version(const struct options *options) {
         putchar('\n');
 }
 
-// Prints what --help or --version asks for and ends the program. Ignores another word. next: the topic, or NULL.
+// Prints what --help or --version asks for, then exits; returns for any other word. next: the word after, or NULL.
 static void option_help_or_version(const struct options *options, const char *word, const char *next) {
     if (strncmp(word, "--help=", 7) == 0)
         options_help(options, word + 7, stdout);
@@ -168,8 +168,8 @@ static void option_help_or_version(const struct options *options, const char *wo
     exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-// Ends the program: an option lacks its value. next: the word after; NULL: list_values may answer, with status 0.
-static void option_without_value(const struct options *options, const struct option_row *row, const char *next) {
+// Ends the program because an option lacks its value. If the word after it, `next`, is NULL, list_values may answer.
+static void option_end_without_value(const struct options *options, const struct option_row *row, const char *next) {
     char name[OPTION_NAME], expected[OPTION_TEXT];
     if (!next && options->list_values && options->list_values(row))
         exit(fflush(stdout) == 0 && !ferror(stdout) ? EXIT_SUCCESS : EXIT_FAILURE);
@@ -182,7 +182,7 @@ static void option_without_value(const struct options *options, const struct opt
 static bool option_is_file(const char *word) {
     return *word && word[0] != '-' && !word[strcspn(word, ",*?[]{}~\\")] && access(word, F_OK) == 0;
 }
-// The number of words right after argv[at] that name files, as a shell makes of a pattern; 0 if argv[at] names none.
+// The number of words after argv[at] that name files too, as when a shell expands a pattern; 0 if argv[at] names none.
 static int option_files_after(int at, int argc, char **argv) {
     int count = 0;
     while (option_is_file(argv[at]) && at + count + 1 < argc && option_is_file(argv[at + count + 1]))
@@ -203,9 +203,10 @@ static const char *option_join(char **words, int count) {
     return text;
 }
 
-// Sets *given and an option, to a value or word of options->values, or ends the program. OPTION_ONCE: warns of two.
-static void option_give(const struct options *options, const struct option_row *row, void *values, bool *given,
-                        const char *value) {
+// Sets *given, and the option to a value or to what options->values says that the word means. A wrong value ends the
+// program. Warns of a second, different value with OPTION_ONCE.
+static void option_take_value(const struct options *options, const struct option_row *row, void *values, bool *given,
+                              const char *value) {
     char name[OPTION_NAME], text[OPTION_TEXT];
     const struct option_value *const meant = options_value_of(options, row, value);
     if (meant && !meant->value) {
@@ -222,7 +223,7 @@ static void option_give(const struct options *options, const struct option_row *
 }
 
 // Ends the program because a word is no option. before: the row of the option before it; NULL if there is none.
-static void option_stray(const char *word, const struct option_row *before) {
+static void option_refuse_word(const char *word, const struct option_row *before) {
     char name[OPTION_NAME], advice[OPTION_NAME + 64] = "";
     if (before && before->flags & OPTION_FILES)
         snprintf(advice, sizeof advice, "; a pattern of files is quoted, as --%s 'data/*'",
@@ -236,7 +237,7 @@ void options_parse(const struct options *options, void *values, bool *given, int
         const char *const word = argv[i], *const next = i + 1 < argc ? argv[i + 1] : NULL;
         option_help_or_version(options, word, next);
         if (word[0] != '-' || !word[1])
-            option_stray(word, row);
+            option_refuse_word(word, row);
         if (word[1] != '-')
             fail("unknown option %s; options begin with two dashes (--help lists them)", word);
         const struct option_word parsed = option_word_read(options, word);
@@ -248,18 +249,18 @@ void options_parse(const struct options *options, void *values, bool *given, int
                 value = argv[++i];
         } else if (!value) {
             if (!next || strncmp(next, "--", 2) == 0)
-                option_without_value(options, row, next);
+                option_end_without_value(options, row, next);
             value = argv[++i];
             const int more = row->flags & OPTION_FILES ? option_files_after(i, argc, argv) : 0;
             if (row->kind == OPTION_LIST)
                 for (int end = i + more; i < end; value = argv[++i])
-                    option_give(options, row, values, &given[parsed.row], value);
+                    option_take_value(options, row, values, &given[parsed.row], value);
             else if (more > 0) {
                 value = option_join(argv + i, more + 1);
                 i += more;
             }
         }
-        option_give(options, row, values, &given[parsed.row], value);
+        option_take_value(options, row, values, &given[parsed.row], value);
     }
 }
 

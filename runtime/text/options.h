@@ -76,19 +76,20 @@ __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 
 void options_set_defaults(const struct options *options, void *values);
-// Reads argv[1] and on into `values`; other options' fields stay. given[row], false before, becomes true for options
-// there. An option given twice has its last value, but a list has both. Strings point into argv or options->values, or
-// are joined names of OPTION_FILES, never freed. --help, --version and answers of list_values exit with status 0.
+// Reads argv[1] and on into `values`, and sets given[row], false before, for the options there; other fields stay. An
+// option given twice has its last value, but a list has both. Strings point into argv or options->values, or are joined
+// names of OPTION_FILES, never freed. --help, --version and what list_values answers exit with status 0.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from a preset, except those with given[row]. texts: "name=value", each with its =, NULL after the last;
-// they must outlive the values. `given` stays. An unknown name or a wrong value ends the program.
+// Sets options from a preset, except where given[row]. texts: each "name=value", NULL after the last; they must outlive
+// the values. `given` stays. An unknown name or a wrong value ends the program.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
-// Prints the usual options (topic NULL), all options ("all"), a topic's, or the options that have the word `topic`,
-// with or without dashes before it, in their names or, if none has, in their texts. Ends the program if there are none.
+// Prints the usual options (topic NULL), all ("all") or a topic's. For no such topic, prints options with the word
+// `topic`, dashes before it or not, in their names or, if none has, in their texts. Ends the program if none has.
 void options_help(const struct options *options, const char *topic, FILE *out);
-// text = a hint on an unknown name: the option of a synonym, or the nearest; for help: only on the command line.
+// text = a hint on an unknown option: the option here of which it is a synonym, or the nearest name. Of help and
+// version it says that only the command line has them. Returns text.
 const char *options_hint(const struct options *options, const char *name, char text[OPTION_TEXT]);
-// Returns the row of options->values for another program's word for a value of this option; NULL if there is none.
+// Returns the row of options->values that has `word`, another program's for a value of this option; NULL if none has.
 const struct option_value *options_value_of(const struct options *options, const struct option_row *row,
                                             const char *word);
 // Writes every option as a member of the object that is open in *json.
@@ -96,8 +97,8 @@ void options_write_json(const struct options *options, const void *values, struc
 
 // ---- one option ----
 
-// Returns the index of the row named `word` (- or _), else of the only row that begins so; -1 if there is none. If
-// several begin so, the program ends. flags: looks only at flags, for --no-NAME.
+// Returns the index of the row named `word` (- or _), else of the only row whose name begins with it; -1 if there is
+// none. If several names begin with it, the program ends. flags: looks only at flags, for --no-NAME.
 int option_find(const struct options *options, const char *word, bool flags);
 // Whether an option may stand without a value: a bool, or an enum whose first names are false and true.
 bool option_is_flag(const struct option_row *row);
@@ -107,16 +108,15 @@ bool option_names_value(const struct option_row *row, const char *word);
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
 // Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"), and the field
-// stays. A string is not copied. A list gets one more element, in new memory, and its former memory is freed. If it is
-// NULL, as before its default is set, the text "" makes it an empty list.
+// stays. A string is not copied. A list gets one more element, in new memory, and its former memory is freed.
 const char *option_read(const struct option_row *row, void *field, const char *text);
 // Reads a text into the option's field, as option_read does. If it is wrong, ends the program with what is expected.
 void option_set(const struct option_row *row, void *values, const char *text);
 // text = what the user should have written, in words: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
-// Writes an option as a member: a number, true or false for a flag, else text (also a seed from 2^63 on). Group: none.
+// Writes an option, but no group, as a member: a number, true or false for a flag, else a text, as a seed from 2^63 on.
 void option_write_json(const struct option_row *row, const void *values, struct json *json);
-// Returns the value as a user would write it, so that it reads back as equal: in `text`, or the string or list itself.
+// Returns the value as a user would write it, so that it reads back equal: a string's or list's own text, else `text`.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----

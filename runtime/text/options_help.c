@@ -20,7 +20,6 @@ static void option_print_wrapped(FILE *out, const char *text, int column) {
     fputc('\n', out);
 }
 
-// Prints the help of one option: its name and argument, what it does, its default.
 static void option_help(FILE *out, const struct option_row *row) {
     enum { COLUMN = 38, WIDEST_LIST = 40 };
     char name[OPTION_NAME], list[OPTION_TEXT] = "", text[2 * OPTION_TEXT];
@@ -40,7 +39,7 @@ static void option_help(FILE *out, const struct option_row *row) {
 }
 
 // Whether the group at row i has the topic of an earlier group.
-static bool option_topic_was(const struct options *options, int i) {
+static bool option_topic_seen(const struct options *options, int i) {
     for (int j = 0; j < i; j++)
         if (options->rows[j].kind == OPTION_GROUP && strcmp(options->rows[j].argument, options->rows[i].argument) == 0)
             return true;
@@ -50,7 +49,7 @@ static bool option_topic_was(const struct options *options, int i) {
 static void option_topics(const struct options *options, char text[OPTION_TEXT]) {
     text[0] = 0;
     for (int i = 0; i < options->count; i++)
-        if (options->rows[i].kind == OPTION_GROUP && !option_topic_was(options, i))
+        if (options->rows[i].kind == OPTION_GROUP && !option_topic_seen(options, i))
             text_add(text, OPTION_TEXT, "%s%s", *text ? ", " : "", options->rows[i].argument);
 }
 

@@ -6,11 +6,10 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Decodes the character at `text`, where `left` bytes may be read: *code = its code point; returns its length in bytes.
-// 0 where none is left, or one is cut short, overlong, a surrogate or beyond U+10FFFF. Reads nothing after a zero byte.
+// Decodes the character at `text`, where `left` bytes may be read: *code = its code point. Returns its length in bytes;
+// 0 where none is left, or one is cut short, overlong, a surrogate or above U+10FFFF. Reads nothing after a zero byte.
 int utf8_decode(const unsigned char *text, size_t left, uint32_t *code);
 // Encodes a code point, at most U+10FFFF, maybe a surrogate, as 1 to 4 bytes at `out`. Returns how many.
 int utf8_encode(uint32_t code, unsigned char *out);
-// Whether a code point has Unicode's property White_Space.
 bool unicode_is_space(uint32_t code);
 __END_DECLS
