@@ -83,6 +83,7 @@ struct attention_row {
 static size_t attention_flash_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return flash_forward_workspace_bytes(s, dev);
 }
+// Calls flash_backward_workspace_bytes. any_order makes no difference to flash.
 static size_t attention_flash_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return flash_backward_workspace_bytes(s, dev);
 }
@@ -119,6 +120,7 @@ static void attention_sm90_backward(floatX *dqkv, const floatX *dout, const floa
 static size_t attention_fused_forward_workspace_bytes(struct attention_shape s, struct device *dev) {
     return attention_larger(fused_forward_workspace_bytes(s, dev), flash_forward_workspace_bytes(s, dev));
 }
+// Returns the larger of cuDNN's and flash's bytes, as flash computes the calls that cuDNN will turn out to refuse.
 static size_t attention_fused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return attention_larger(fused_backward_workspace_bytes(s, any_order, dev), flash_backward_workspace_bytes(s, dev));
 }
@@ -140,6 +142,7 @@ static size_t attention_unfused_forward_workspace_bytes(struct attention_shape s
 static size_t attention_unfused_backward_workspace_bytes(struct attention_shape s, bool any_order, struct device *dev) {
     return unfused_backward_workspace_bytes(s, dev);
 }
+// Calls unfused_forward. Fills saved with probabilities (B, H, T, T).
 static void attention_unfused_forward(floatX *out, void *saved, const floatX *qkv, struct attention_shape s,
                                       struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     unfused_forward(out, (floatX *)saved, qkv, s, dropout, amax, workspace, dev);

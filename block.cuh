@@ -65,9 +65,9 @@ static void mlp_branch_backward_ranges(struct at at) {
         mlp_branch_backward(range);
     }
 }
-// Writes or adds layer l's parameter gradients and turns d_residual from the output's gradient into the input's.
-// Before, call block_forward with policy_recomputed for l's group; after, zero_reduce for l's unit. Every rank calls
-// this.
+// Writes or adds layer l's parameter gradients and turns d_residual from the output's gradient into the input's. Before
+// a group's last layer l, call fetch_group, and then block_forward with policy_recomputed for each layer of the group.
+// After each layer, call zero_reduce for its unit. Every rank calls this.
 static void block_backward(struct gpt *m, int l) {
     const struct at at = at_layer(m, PASS_BACKWARD, l, 0);
     const int next = next_backward_layer(m, l);

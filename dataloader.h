@@ -1,10 +1,9 @@
-// The data loader: batches of samples from token shards.
-//
-// A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
-// within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out. The order
-// of samples is one global sequence that depends only on the shards, T and the seed: epochs in shuffled orders
-// (formats/sample_order.h), or sets of shards mixed by weights, each in its own such order (formats/mixture.h). The
-// position counts samples of that sequence, so that a run may resume with another batch size or number of processes.
+// The data loader: batches of samples from token shards. A sample is a window of T+1 tokens: inputs are its first T,
+// targets its last T. Windows start at multiples of T within a shard, so that every target is seen once an epoch; a
+// shard's last, incomplete window is left out. The order of samples is one global sequence that depends only on the
+// shards, T and the seed: epochs in shuffled orders (formats/sample_order.h), or sets of shards mixed by weights, each
+// in its own such order (formats/mixture.h). The position counts samples of that sequence, so that a run may resume
+// with another batch size or number of processes.
 //
 // Where documents are separated, each token comes with the place in the sample at which its document begins, 0 if that
 // is before the sample. Documents begin at the end-of-text token, after it, or where a Megatron dataset's .idx says.
@@ -138,8 +137,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     return low;
 }
 // Fills documents (n): for each token of a sample, the index in the sample at which the token's document begins, or 0
-// if it begins earlier. Writes nothing for BOUNDARY_NONE and BOUNDARY_BITS. Only BOUNDARY_INDEX reads `file` and
-// `first`, the token of the file at which the sample begins.
+// if it begins earlier. Writes nothing for BOUNDARY_NONE, nor for BOUNDARY_BITS, where finetune_shard_read does that.
+// Only BOUNDARY_INDEX reads `file` and `first`, the token of the file at which the sample begins.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -314,6 +313,7 @@ static int read_ahead_take(struct dataloader *loader, int *count) {
         ++*count;
     return slot;
 }
+// Gives the slots of the ring's `count` oldest samples back to the reading thread, which may overwrite the slots.
 static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_lock(&ahead->mutex);
     ahead->used += (uint64_t)count;
@@ -470,6 +470,7 @@ static void dataloader_separate_documents(struct dataloader *loader, struct docu
         (int32_t *)dataloader_alloc(loader->option, (size_t)loader->T + 1, sizeof *loader->sample_documents);
     read_ahead_start(loader, B, capacity);
 }
+// Returns the format that all of the loader's token files have.
 static inline enum token_format dataloader_files_format(const struct dataloader *loader) {
     return loader->files[0].format;
 }
@@ -549,11 +550,13 @@ static void dataloader_read_batch(struct dataloader *loader, struct token_batch 
         dataloader_read_without_thread(loader, batch, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
+// Reads inputs and targets (B, T) as dataloader_read_batch does, without document starts.
 static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
     const struct token_batch batch = {inputs, targets, NULL};
     dataloader_read_batch(loader, batch, B);
 }
 
+// Returns the number of the next sample to be taken, in the sequence of all ranks. Samples read ahead don't count.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
 // Moves to a sample of the global sequence, and drops what was read ahead. Does nothing if the loader is already there.
@@ -565,8 +568,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_restart(loader, loader->ahead.B);
 }
 
-// Moves to `sample` of a resumed run, whose mixture began at first_sample <= sample. starts (mixture.count) has each
-// part's past, and is copied. Shards added to a part since are used from its first epoch that has not begun.
+// Moves to `sample` of a resumed run, whose mixture began at first_sample <= sample. Copies starts (mixture.count), of
+// struct part_start. Shards added to a part since are used from its first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, const struct part_start *starts,
                               uint64_t sample) {
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;
@@ -581,7 +584,7 @@ static void dataloader_resume(struct dataloader *loader, uint64_t first_sample, 
     read_ahead_start(loader, B, capacity);
 }
 
-// Makes the loader read only one part, from the start of the part's own order; -1: all parts, mixed. No thread may run.
+// Makes the loader read only one part, in its own order; -1: all parts, mixed. Moves to sample 0. No thread may run.
 static void dataloader_take_part(struct dataloader *loader, int part) {
     loader->only_part = part;
     dataloader_seek(loader, 0);

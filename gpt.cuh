@@ -47,8 +47,8 @@ static void recorded_micro_step(struct gpt *m, double scale) {
     zero_end_gradients(&m->zero);
 }
 
-// Enqueues a micro-step, but not the copy of its loss, and leaves m->steps.dropout on. Returns false if CUDA refused a
-// graph: then forward and backward are not enqueued, and the caller calls this again with the same arguments.
+// Enqueues a micro-step. The caller then copies its loss from m->io.results to m->io.losses, and sets m->steps.dropout
+// to false. Returns false, with forward and backward not enqueued, if CUDA refused a graph: then repeat the call.
 static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->steps.dropout = true;
@@ -60,9 +60,9 @@ static bool enqueue_micro_step(struct gpt *m, int index, struct batch batch, dou
     RUN(m, dropout_step_set(&m->io.results->micro_step, m->steps.micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     return enqueue_recorded(m, index, recorded_micro_step, scale);
 }
-// Enqueues forward and backward of a step's micro-batch `index`, 0 to m->steps.of_step - 1; the caller sets of_step.
-// Puts the sum of losses into m->io.losses[index]. The gradients are of this sum times scale / (B * T), where scale is
-// 1 / (ranks * of_step). They overwrite the last step's if index is 0, else add up. Every rank must call this.
+// Enqueues forward and backward of a step's micro-batch `index`, below m->steps.of_step, which the caller sets. Puts
+// this rank's sum of losses into m->io.losses[index], on the device. The gradients are of this sum times scale / (B T);
+// scale is 1 / (ranks * of_step). They overwrite the last step's for index 0, else add up. Every rank calls this.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     if (!enqueue_micro_step(m, index, batch, scale))
         enqueue_micro_step(m, index, batch, scale); // from now on nothing is recorded
@@ -92,10 +92,10 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues the update of parameters and averages after a step's last gpt_micro_step. Clips the gradients to
-// --clip-grad, and sends m->io.request to all ranks. step, for AdamW, is 1 + the number of updates that were not
-// skipped. An update is skipped, and gpt_results' check.finite is 0, if a loss, the gradient norm or a delayed FP8 amax
-// is not finite, or no target counts. Waits for the device while FP8 calibrates. Every rank must call this.
+// Enqueues the update of parameters and averages after a step's last gpt_micro_step, with gradients clipped to
+// --clip-grad. Sends m->io.request to all ranks. Skips the update, and sets gpt_results' check.finite to 0, if a loss,
+// the gradient norm or a delayed FP8 amax is not finite, or if no target counts. step, for AdamW, is 1 + the number of
+// updates that were not skipped. Waits for the device while FP8 calibrates. Every rank must call this.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -355,7 +355,7 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
                            (config->checkpoints.save_best ||
                             (config->checkpoints.checkpoint_every > 0 &&
                              config->checkpoints.checkpoint_every < config->training.train_steps)) &&
-                           optimizer_copy_writes(&m->zero.shards));
+                           rank_writes_checkpoint(&m->zero.shards));
     return m;
 }
 

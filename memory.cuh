@@ -104,8 +104,7 @@ struct plan {
 
 // ---- recording ----
 
-// Makes *plan empty, without freeing what it had; plan_free frees it. The functions below end the program if memory
-// runs out, or if sizes add up to more than 2^64 bytes.
+// Empties *plan, but frees nothing. The functions below end the program if memory runs out or sizes exceed 2^64 bytes.
 static void plan_begin(struct plan *plan);
 // Frees the plan's lists and leaves an empty plan. The arenas stay: arenas_free frees them.
 static void plan_free(struct plan *plan);
@@ -154,7 +153,7 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// Allocates a placed plan's arenas, zeroed except on a GPU; arenas_free frees them. Too little memory ends the program.
+// Allocates a placed plan's arenas; all outside GPU memory are zero. arenas_free frees them. Failure ends the program.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
@@ -316,6 +315,7 @@ static enum plan_memory plan_arena_memory(enum plan_arena arena) {
     }
     return MEMORY_COUNT;
 }
+// Whether an arena is of the kind, in ARENA_ROWS, whose buffers share bytes by lifetime; not whether they are placed.
 static bool plan_arena_is_packed(enum plan_arena arena) {
     switch (arena) {
 #define PACKED_CASE(id, name, memory, packed)                                                                          \

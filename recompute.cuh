@@ -1,6 +1,5 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
-// Recomputation calls block_forward again with the set of activations to produce (block.cuh), so that recomputed values
-// have the same bits by construction. Everything here is arithmetic on such sets. A new activation is a new row.
+// Recomputation calls block_forward again with the activations to produce, so recomputed values have the same bits.
 #pragma once
 #include "runtime/machine/error.h"    // fail
 #include "runtime/machine/text_add.h" // text_add
@@ -32,7 +31,7 @@ struct layer_shape {
     enum kept_input fp8_input;    // the form in training of the model's layers [fp8_first, fp8_end)
     int fp8_first, fp8_end;
 };
-// Returns the shape of a model's layer l in training: the model's shape, with the layer's own kept_input.
+// Returns layer l's shape in training: the model's, with kept_input set to fp8_input in an FP8 layer, else KEPT_FLOATX.
 static inline struct layer_shape layer_shape_at(const struct layer_shape *model, int l) {
     struct layer_shape s = *model;
     s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
@@ -75,8 +74,7 @@ static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 :
     ROW(MLP, "mlp")                                                                                                    \
     ROW(QKV, "qkv")
 // The modules that --recompute-granularity selective recomputes if none are named. With unfused attention, which makes
-// T x T probabilities, it is attention's core, as in Korthikanti et al. (2022, "Reducing Activation Recomputation in
-// Large Transformer Models", arXiv 2205.05198, section 5). Flash and fused attention keep only a number per row.
+// T x T probabilities, it is attention's core, as in Korthikanti et al. (2022, arXiv 2205.05198, section 5).
 #define RECOMPUTE_MODULES_DEFAULT "norm,activation"
 #define RECOMPUTE_MODULES_UNFUSED "core_attn"
 
@@ -169,7 +167,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-// Returns an activation's row for a layer of shape s. If the layer lacks it, bytes_per_token is 0; costs may not be.
+// Returns an activation's row for a layer of shape s. If the layer lacks it, only bytes_per_token is certain to be 0.
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, kind, width, flops, traffic, from)                                       \
@@ -276,7 +274,7 @@ struct recompute_entry {
     uint32_t modules; // else the modules that the layers drop
     char layers[128];
 };
-// Reads the entry at *at of `list` (--recompute-layer-modules); moves *at past its `;`. A bad entry ends the program.
+// Reads the entry MODULES:LAYERS at *at, in `list`, and moves *at past its `;`. A bad entry ends the program.
 static inline struct recompute_entry recompute_read_entry(const char *list, const char **at) {
     const char *const option = "--recompute-layer-modules";
     struct recompute_entry entry;
@@ -325,7 +323,7 @@ static struct recompute_policy policy_read_layer_modules(int num_layers, const c
 // range, and "" if all layers keep everything. Each of the policy's groups must be one layer. Returns `out`.
 static const char *policy_write_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
                                               const struct layer_shape *s);
-// Returns a policy: layers [0, n) keep kept_first, others kept_rest. Gives no true description. policy_free frees it.
+// Returns a policy, for policy_free: layers [0, n) keep kept_first, others kept_rest. `description` is untrue.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
 
@@ -335,8 +333,8 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s is the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Returns the cost per token, in flops, of making a set of activations from their sources, which cost nothing. A byte
-// of memory traffic costs flops_per_byte. SOFTMAX in the set counts ATT as well, since one op makes the two.
+// Returns the cost per token, in flops, of making a set of activations; what is read from outside the set costs
+// nothing. A byte of memory traffic costs flops_per_byte. SOFTMAX in the set counts ATT as well: one op makes the two.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // Returns a default for --mlp-chunk-tokens: the smallest power of two, at least 256, whose chunks add at most 1 % to
@@ -349,9 +347,9 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
 enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
-// Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, and returns their number. The
-// first set keeps all; then bytes fall and cost rises. Candidates drop each subset of the modules, or all but OUT. Only
-// those on the lower convex hull of bytes and cost remain, as mixtures of layers beat the others.
+// Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, from all to the fewest bytes,
+// and returns their number. Considers what each set of modules would drop, and keeping only OUT. Leaves out a set if
+// some layers with one other set and the rest with another take as many bytes at no more cost.
 static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_keep_all(int num_layers) {

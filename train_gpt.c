@@ -37,7 +37,8 @@ static void check_printed(const struct config *config) {
         fail("the standard output cannot be written: %s", reason ? strerror(reason) : "an earlier write failed");
 }
 
-// Prints what --version adds: the commit, compiler, engines for CPUs and libraries, and what the build has for GPUs.
+// Prints what --version adds: the commit, the compiler, the CPU engines and GPU architectures of this build, and the
+// versions of the libraries and of the GPU driver that are loaded on this machine.
 static void describe_build(void) {
     version_print();
     cuda_print_build();
@@ -173,6 +174,7 @@ static int run_chat(struct run *r, int new_tokens) {
     return chat_only(r, new_tokens);
 }
 
+// Prints the memory plan, made earlier, or its summary, as --plan asks; trains nothing. Returns the exit status.
 static int run_plan(const struct run *r) {
     if (r->config->memory.plan == PLAN_SUMMARY) {
         plan_summary(r);

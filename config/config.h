@@ -549,7 +549,7 @@ static inline struct schedule config_schedule(const struct config *c) {
     return schedule;
 }
 
-// Whether the run only generates text, by --generate or --chat.
+// Whether the run generates text instead of training: --generate or --chat, but not --sample-every.
 static inline bool config_generates(const struct config *c) { return *c->evaluation.generate || c->evaluation.chat; }
 // Whether the run updates parameters, or would do so without --plan.
 static inline bool config_trains(const struct config *c) {

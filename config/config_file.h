@@ -17,7 +17,7 @@ enum { CONFIG_FILE_BYTES = 1 << 20 }; // the most that is read
 #define CONFIG_FILE_GIVEN "given"
 #define CONFIG_FILE_LEFT_OPEN "left_open"
 
-// Whether a row's option is --recompute-granularity, or one that --recompute-granularity auto may choose.
+// Whether a row is --recompute-granularity or an option that its auto may set: layer modules, state types, offloading.
 static inline bool config_auto_chooses(int row) {
     const int rows[] = {CONFIG_ROW(recompute.recompute_layer_modules), CONFIG_ROW(states.main_params_dtype),
                         CONFIG_ROW(states.main_grads_dtype),           CONFIG_ROW(states.exp_avg_dtype),
@@ -42,7 +42,6 @@ static inline bool config_is_default(const struct config *config, int row) {
     return strcmp(option_text(text, &config_rows[row], config),
                   option_text(default_text, &config_rows[row], &defaults)) == 0;
 }
-// Whether a row's option names the run's first weights: --init-from, --init-from-ema, --lora-adapter.
 static inline bool config_names_first_weights(int row) {
     return row == CONFIG_ROW(checkpoints.init_from) || row == CONFIG_ROW(checkpoints.init_from_ema) ||
            row == CONFIG_ROW(finetuning.lora_adapter);
@@ -58,7 +57,7 @@ static inline bool config_file_lists_as_given(const struct config *config, int r
     return !of_one_run && (config->typed[row] || by_auto || found);
 }
 
-// Writes a run's file of options over the file at `path`, if any. Ends the program if that is a pipe, or on failure.
+// Writes config.json, which has all options, to `path`, also over an old file. A pipe or a failure ends the program.
 static inline void config_write_json(const struct config *config, const char *path) {
     if (is_pipe(path))
         fail("%s: is a pipe, not a regular file; remove it", path);

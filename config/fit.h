@@ -26,6 +26,7 @@ static inline void config_resolve_checkpoint_async(struct config *c) {
         c->checkpoints.checkpoint_async = false;
 }
 
+// Ends the program if options of offload, or of formats of the training state, do not go with the other options.
 static inline void config_check_offload(const struct config *c) {
     if (c->states.optimizer_offload_fraction != 1 && !c->states.optimizer_cpu_offload)
         fail("--optimizer-offload-fraction %g needs --optimizer-cpu-offload", c->states.optimizer_offload_fraction);

@@ -58,7 +58,7 @@ static inline void config_check_fp8_use(const struct config *c) {
     }
 }
 
-// Ends the program unless widths and tokens are multiples of 16 (blockwise: 128), as cuBLASLt requires. FP8 must be on.
+// Ends the program unless widths and a micro-batch's tokens are multiples of 16 (blockwise: 128). Call it only for FP8.
 static inline void config_check_fp8_sizes(const struct config *c) {
     const bool blocks = c->fp8.fp8_recipe == FP8_RECIPE_BLOCKWISE;
     const long long unit = blocks ? 128 : 16, tokens = (long long)c->training.micro_batch_size * c->model.seq_length;

@@ -3,7 +3,7 @@
 #include "config/config.h" // struct config
 #include <stdlib.h>        // strtod
 
-// Reads a finite number at *at, in a list such as 1.5,2, and moves *at past its comma. Returns false if there is none.
+// Reads the finite number at *at in a list, and moves *at past its comma. Returns false for other text or a last comma.
 static inline bool config_next_number(const char **at, double *value) {
     char *end;
     *value = strtod(*at, &end);
@@ -64,7 +64,7 @@ static inline int config_window(const struct config *c) {
              c->model.window_size);
     return (int)size + (pair ? 1 : 0);
 }
-// Whether attention of this layer has the window. A list that can't be read ends the program.
+// Whether attention of this layer has --window-size's window, by --window-attn-skip-freq. Bad texts end the program.
 static inline bool config_layer_is_windowed(const struct config *c, int layer) {
     return config_window(c) > 0 && config_marks_layer("--window-attn-skip-freq", c->model.window_attn_skip_freq, layer,
                                                       c->model.num_layers, true);
@@ -76,7 +76,7 @@ static inline bool config_learns_positions(const struct config *c) {
     }
     return false;
 }
-// Whether positions are rotary: RoPE rotates q and k of the layers that config_layer_is_rotary names.
+// Whether --position-embedding-type is rope. Not every layer need be rotated: config_layer_is_rotary tells which are.
 static inline bool config_rotates(const struct config *c) {
     switch (c->model.position_embedding_type) {
     case POSITION_LEARNED: return false;

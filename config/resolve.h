@@ -20,8 +20,7 @@ static inline void config_divisors(int n, char text[OPTION_TEXT]) {
             text_add(text, OPTION_TEXT, "%s%d", d > 1 ? ", " : "", d);
 }
 
-// Sets query groups of 0 to the number of heads, and a head size of 0 to hidden size / heads. Ends the program if the
-// groups do not divide the heads, that quotient is not whole, or the head size is no multiple of 8.
+// Sets query groups of 0 to the heads' number and a head size of 0 to hidden size / heads. Bad sizes end the program.
 static inline void config_resolve_heads(struct config *c) {
     char divisors[OPTION_TEXT];
     if (c->model.num_query_groups == 0)
@@ -114,6 +113,7 @@ static inline void config_check_rope(const struct config *c) {
         config_numbers(factors, pairs, "--rope-long-factors", c->model.rope_long_factors, 1e-6);
     }
 }
+// Ends the program if options of RoPE, windows, norms or multipliers contradict each other. All must be resolved.
 static inline void config_check_model(const struct config *c) {
     config_check_rope(c);
     if (config_window(c) == 0 && strcmp(c->model.window_attn_skip_freq, "none") != 0)
@@ -145,8 +145,7 @@ static inline void config_imply(struct config *c, bool all, int row) {
         *(bool *)option_field(&config_rows[row], c) = true;
 }
 
-// Sets the model's options that were left open, and raises --max-position-embeddings to --seq-length. Ends the program
-// for contradictions, as when the user gave fewer learned positions than --seq-length.
+// Sets the model's options that were left open, and raises --max-position-embeddings to --seq-length.
 static inline void config_resolve_model(struct config *c) {
     config_resolve_companions(c);
     config_resolve_heads(c);
@@ -168,8 +167,9 @@ static inline void config_resolve_model(struct config *c) {
     config_check_model(c);
 }
 
-// Sets c->ranks to the number of ranks that --plan plans for, by --world-size or --plan-gpu, and c->rank to 0. If
-// neither has a number, keeps c->ranks, but at least 1. Sets --bucket-mib if it is 0. Contradictions end the program.
+// Sets, with --plan, c->ranks to --world-size or to the number in --plan-gpu, and c->rank to 0. Without such a number
+// keeps c->ranks, but at least 1. Sets --bucket-mib if it is 0. Ends the program if the two numbers differ, if
+// --world-size is given without --plan, or if --bucket-mib is too small.
 static inline void config_resolve_ranks(struct config *c) {
     int gpus;
     planned_gpus(c->memory.plan_gpu, &gpus);
@@ -240,7 +240,7 @@ static inline void config_resolve_batches(struct config *c) {
     config_resolve_ramp(c);
 }
 
-// Sets the learning rate's options that were left open, by --train-steps. Contradictions end the program.
+// Sets lengths of the learning rate's schedule that were not given. Rates or lengths that don't fit end the program.
 static inline void config_resolve_schedule(struct config *c) {
     if (c->training.head_lr_mult != 1 && !c->model.untie_embeddings_and_output_weights)
         fail("--head-lr-mult %g is of a head of its own, and this model's is the embedding: --embedding-lr-mult is its "
@@ -269,7 +269,6 @@ static inline void config_resolve_schedule(struct config *c) {
              c->training.lr_wsd_decay_steps, c->training.lr_warmup_steps, c->training.lr_decay_steps);
 }
 
-// Ends the program where a setting of Muon is given without Muon.
 static inline void config_check_optimizer(const struct config *c) {
     char name[OPTION_NAME];
     for (int row = 0; row < CONFIG_ROWS && c->training.optimizer != OPTIMIZER_MUON; row++)
@@ -436,8 +435,7 @@ static inline struct config config_read(int argc, char **argv, const struct conf
         config.evaluation.eval_only = true; // there is nothing to train on
     return config;
 }
-// Sets the options that were left open, by the preset or from other options. config->ranks must be set before; 0 counts
-// as 1, and --plan may change it. Contradictions end the program.
+// Sets the options that were left open. config->ranks must be set before; 0 counts as 1, and --plan may change it.
 static inline void config_resolve(struct config *config) {
     if (config->model.preset > 0)
         options_fill(&config_options, config, config->given, presets[config->model.preset - 1].settings);

@@ -1,7 +1,6 @@
 // Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text, such as a word. Each step merges two
-// neighboring symbols into one, until no neighbors have a merge. It takes the pair whose merge has the lowest rank, and
-// of several such pairs the leftmost; ranks are the order in which training found the merges. A piece of n bytes takes
-// O(n log n): a megabyte without a space takes a second.
+// neighboring symbols into one, until no neighbors have a merge. It takes the pair whose merge has the lowest rank, of
+// several such pairs the leftmost; ranks are the order in which training found the merges. n bytes take O(n log n).
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -35,6 +34,6 @@ void bpe_work_free(struct bpe_work *work);
 // Merges ids (n) in place, lowest rank first. bpe_work_reserve has made room for n. Returns how many ids remain.
 size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
-// Returns a hash for tables of 2^k slots: splitmix64's finalizer, in which every output bit depends on every input bit.
+// Returns a hash of 64 bits, by splitmix64's finalizer. Any k of the bits serve as a slot in a table of 2^k slots.
 uint64_t bpe_hash(uint64_t value);
 __END_DECLS

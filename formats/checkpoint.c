@@ -35,7 +35,7 @@ static const char *checkpoint_open_error(int error) {
     return error == EINVAL ? "is not a regular file" : strerror(error);
 }
 
-// Reads the open folder's manifest into *manifest, zeroed before. A missing file is an error. folder: for messages.
+// Reads an open folder's manifest into the zeroed *manifest. A missing manifest is an error. folder: for messages.
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
                                             struct error_text *error) {
     char name[PATH_MAX + 32];
@@ -91,12 +91,14 @@ struct checkpoint_look {
     bool needs_manifest; // false: a folder without a manifest passes
 };
 
+// Whether a checkpoint's file is of neither the optimizer nor the trainer's state.
 static bool checkpoint_file_is_of_model(const char *name) {
     return strncmp(name, "optimizer", strlen("optimizer")) != 0 &&
            strncmp(name, "trainer_state", strlen("trainer_state")) != 0;
 }
 
-// Reads a folder's manifest and checks its files, as `look` says. Without one, or after an error, *manifest is empty.
+// Reads a folder's manifest into *manifest and checks the listed files, as `look` says. If `look` needs no manifest, a
+// folder without one passes, with an empty *manifest. After an error *manifest is empty, too.
 static const char *checkpoint_check(struct manifest *manifest, const char *folder, struct checkpoint_look look,
                                     struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
@@ -134,6 +136,7 @@ static void checkpoint_say(const struct checkpoint_listener *listener, const cha
         listener->say(listener->context, text);
 }
 
+// Tells `listener` why a .partial or .removing entry is passed over: a process still uses it, or a dead save left it.
 static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root, int root_fd,
                                     const struct checkpoint_entry *entry) {
     struct error_text text;
@@ -165,8 +168,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
-// Finds the newest of `entries`, sorted, that verifies, and sets `path` and *manifest. Tells `listener` why it passes
-// over others. Returns NULL, `path` unchanged, if there is no checkpoint. It is an error if all are damaged.
+// Finds the newest of `entries`, sorted, that verifies, set-aside ones too. Sets `path` and *manifest. Says to
+// `listener` why it passes over one. NULL, `path` unchanged: there is no checkpoint. It is an error if all are damaged.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
@@ -256,8 +259,8 @@ static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_
     return -1;
 }
 
-// Removes checkpoints of steps up to `newest` (-1: removes none). The best one stays, and so do the newest ones, until
-// `keep` (> 0) of them are whole by their files' lengths. Goes on after a failure; returns the last one, or NULL.
+// Removes checkpoints of steps up to `newest`; with -1, none. Spares the best one, the newest `keep` > 0 that are whole
+// by their files' lengths, and damaged ones newer than these. Goes on after a failure; returns the last one, or NULL.
 static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
                                             int keep, int64_t newest, struct error_text *error) {
     const char *failed = NULL;

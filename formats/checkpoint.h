@@ -28,8 +28,8 @@ const char *checkpoint_verify_model(const char *folder, bool optimizer, struct e
 // error: the user must decide whether to begin anew beside them. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that the user's `given` path means: the folder `given` if it has a manifest, else the newest in
-// the root or run's --out folder `given`. Finding none is an error. Sets `path` and *manifest like checkpoint_newest.
+// Finds the checkpoint that the user's path `given` means: `given` if it has a manifest, else the newest in
+// given/checkpoints or, if this folder is missing, in `given`. Finding none is an error. Sets `path` and *manifest.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 

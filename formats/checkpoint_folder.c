@@ -62,7 +62,7 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// Takes a read lock, since processes of two containers may have the same PID and hold it at once. Ignores errors.
+// Takes a read lock of this process's PID: processes of two containers may have the same one at once. Ignores errors.
 void checkpoint_lock(int root_fd) { file_lock_byte(root_fd, F_RDLCK, getpid()); }
 
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {

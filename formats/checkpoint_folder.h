@@ -54,7 +54,7 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not its target) or a folder with its content, 32 deep at most. An error may leave a rest.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a checkpoint, after renaming it .removing: readers find all of it or none. checkpoint_lock was called before.
+// Removes a checkpoint, renamed .removing first: readers find all or none. 0 or an errno. Call checkpoint_lock before.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
 // back where its replacement was never published. The caller has called checkpoint_lock.

@@ -5,9 +5,8 @@
 // Every byte of a part is on the disk before checkpoint_part_end says so. Processes may be of several hosts, where the
 // file system lets them write different ranges of one file.
 //
-// No function here ends the process: each returns NULL, or a text, in the part, that says what failed. After a failure
-// the part has ended, and every later call returns the same text. Process 0 is told, too (`unheard`: it could not be),
-// except by checkpoint_part_begin, whose caller must tell it.
+// No function ends the process: each returns NULL or, in the part, what failed. After a failure the part has ended, and
+// later calls return its text. Process 0 is told (`unheard`: it could not be), except by checkpoint_part_begin.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // MANIFEST_FILE_NAME
@@ -37,17 +36,17 @@ struct checkpoint_part { // run/resume.cuh reads given_up and unheard; the rest 
 };
 
 __BEGIN_DECLS
-// Begins this process's part of the checkpoint of `step`. number: this process's, from 0. writer: process 0's PID.
-// After NULL, checkpoint_part_end or _abandon must follow; after a problem the caller must tell process 0.
+// Opens the partial folder of `step`, which process 0 (PID: writer) has made. Process 0 calls it too. number: this
+// process's, from 0. After NULL, checkpoint_part_end or _abandon must follow; on a problem tell process 0.
 const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
                                   int number);
 // Opens a file that process 0 has laid out by checkpoint_shared_file. Only one may be open. NULL or the problem.
 const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
-// Writes `count` bytes at `offset` of the open file, now or, from a copy, later. A problem may be of earlier bytes.
+// Copies `count` bytes for `offset` of the open file, to write them now or later. A problem may be of earlier bytes.
 const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
 // Closes the file. All that this process wrote to it is then on the disk. Returns NULL or the problem.
 const char *checkpoint_part_close(struct checkpoint_part *part);
-// Tells process 0 that the part is written, and ends the part, after a problem too. All files must be closed before.
+// Ends the part and tells process 0 that it is written. After a problem only returns that. All files must be closed.
 const char *checkpoint_part_end(struct checkpoint_part *part);
 // Abandons a part that was begun; does nothing if it has ended. Process 0 is not told, and must give up as well.
 void checkpoint_part_abandon(struct checkpoint_part *part);

@@ -29,7 +29,7 @@ void checkpoint_thread_init(struct checkpoint_thread *worker) {
     pthread_mutex_init(&worker->mutex, NULL);
 }
 
-// Runs the job of `argument`, a worker, in the calling thread. Then marks the worker as done and no job as in flight.
+// Runs the job of `argument`, a worker, in the calling thread. Then no job is in flight, and the worker is done.
 static void *checkpoint_thread_run(void *argument) {
     struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
     worker->result = worker->job(worker->argument, &worker->error);

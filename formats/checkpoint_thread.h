@@ -24,10 +24,10 @@ struct checkpoint_thread { // used only by checkpoint_thread.c
 __BEGIN_DECLS
 // Sets up *worker, without a job; checkpoint_thread_destroy ends the use of *worker.
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job in a thread, while no other worker has one. `argument` must stay until the result is taken. False, and
-// nothing starts, while this worker's job runs or its result waits. If no thread can be made, runs the job itself.
+// Starts a job in a thread; if none can be made, runs it. No other worker may have a job, which is not checked. False:
+// this worker has a job or a result, and nothing starts. `argument` must stay until the result is taken.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
-// Runs a job in the caller's thread and keeps its result. False, and nothing runs, if a job runs or a result waits.
+// Runs a job in the caller's thread and keeps the result. If *worker has a job or a result, only returns false.
 bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job runs; false also where it has ended and its result is waiting.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

@@ -240,7 +240,7 @@ const char *checkpoint_write_file(struct checkpoint_writer *writer, const char *
 
 // ---- files that several processes write ----
 
-// Writes the file's buffered beginning, makes the file `bytes` long and closes it. The parts fsync it.
+// Writes the file's buffered beginning, makes the file `bytes` long and closes it. The writers of its parts fsync it.
 static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
     const char *const problem = checkpoint_flush(writer);
     if (problem)
@@ -292,7 +292,7 @@ static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writ
     *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return *found || errno == ENOENT ? 0 : errno;
 }
-// Looks for each part's file by name, every 1 to 100 ms. Listing the folder could miss files while others are removed.
+// Waits until each part's file is removed. Looks by name: a listing could miss files while others are removed.
 const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
     const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
     if (writer->failed)
@@ -354,8 +354,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Gives the partial folder its step's name. Returns 0 or an errno. *displaced = the folder that had the name before,
-// under the folder's new name; an entry with the name "" if there was none.
+// Gives the partial folder its step's name. *displaced = the folder that had this name before, under its new name,
+// .partial or .replaced; if there was none, an entry with the name "". Returns 0 or an errno.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

@@ -6,9 +6,8 @@
 // Several processes may write a checkpoint together: this writer lays out the files that they share, waits until each
 // has written its part (checkpoint_part.h), and reads these files back for their hashes before it writes the manifest.
 //
-// No function here ends the process: each returns NULL or, in the writer, what failed and what state the checkpoints
-// are in. After a failure the writer holds nothing, the partial folder is removed if possible, and later calls return
-// that text.
+// No function here ends the process: each returns NULL or, in the writer, what failed and the checkpoints' state. After
+// a failure the writer holds nothing, the partial folder is removed if possible, and later calls return that text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest

@@ -22,7 +22,7 @@ static const char *check_members(const json_t *root, const char *where, struct e
     return NULL;
 }
 
-// Sets item->varied and count from the array `key`, which must have 1 to MAX_CHOICES texts and nothing else.
+// Sets item->varied to the line's array `key`, which must have 1 to MAX_CHOICES texts, and item->count to its length.
 static const char *read_varied(struct eval_item *item, const char *key, const char *where, struct error_text *error) {
     RETURN_PROBLEM(json_get_array(item->root, key, &item->varied, where, error));
     const size_t count = json_array_size(item->varied);

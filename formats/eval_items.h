@@ -38,7 +38,7 @@ void eval_items_free(struct eval_items *items); // zeroed is fine
 
 // Returns the context of text `i` of an item, i < count; the item owns the text.
 const char *eval_item_context(const struct eval_item *item, int i);
-// Returns what is scored of text `i`, which follows the delimiter; the item owns the text.
+// Returns the continuation of text `i`, without the delimiter before the continuation; the item owns the text.
 const char *eval_item_continuation(const struct eval_item *item, int i);
 // Returns the text by whose length acc_norm and acc_bytes divide: choice or context `i`, else the only continuation.
 const char *eval_item_normalizing_text(const struct eval_item *item, int i);

@@ -71,7 +71,7 @@ static void plain_windows(struct plain_model *m, bool *marks) {
         (c->model.rope_scaling_type == SCALING_NONE && c->model.rotary_base_local == (double)c->model.rotary_base))
         c->model.rotary_base_local = 0;
 }
-// Returns a list of numbers with each in its shortest form, which the caller frees.
+// Returns the numbers of `list` in their shortest form, a text that the caller frees. Out of memory ends the program.
 static char *plain_numbers(const char *list) {
     const size_t room = strlen(list) * 32 + 32; // a number takes a digit and a comma at least
     char *text = (char *)malloc(room);
@@ -110,7 +110,7 @@ static void plain_rope(struct plain_model *m, const struct config *defaults) {
         c->model.rope_long_factors = m->factors[1] = plain_numbers(c->model.rope_long_factors);
     }
 }
-// Returns c, but each option that has no effect has its default. plain_model_free frees it. c must outlive it.
+// Returns c, but options without effect have defaults, lists one form. plain_model_free frees that. c must outlive it.
 static struct plain_model plain_model_of(const struct config *c) {
     struct plain_model m;
     struct config defaults;
@@ -216,6 +216,7 @@ const char *huggingface_note(const struct config *c) {
 
 // ---- config.json as written ----
 
+// Writes each of huggingface_own_options as a member, always as a text.
 static void huggingface_write_ours(struct json *json, const struct config *c) {
     const struct option_row *rows[CONFIG_ROWS];
     char text[OPTION_TEXT];
@@ -254,8 +255,8 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 
 // ---- config.json as read ----
 
-// Switches on the biases of the attention's projection and of the MLP where a config.json of ARCHITECTURE_OURS, already
-// read, has add-bias-linear but not add-mlp-bias: such a file is older than the separate options.
+// Switches on the biases of the attention's projection and of the MLP if the settings read have add-bias-linear=true
+// and no add-mlp-bias. A config.json of ARCHITECTURE_OURS is then older than the separate options.
 static void huggingface_set_older_biases(struct huggingface_config *h) {
     const char *all = huggingface_setting(h, "add-bias-linear");
     if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {

@@ -6,8 +6,7 @@
 // same options. A model that none fits (LayerNorm with rotary positions and no biases, say) is ARCHITECTURE_OURS: it is
 // written under our own names, which only this program reads. An option with an exact equivalent is written as that,
 // and huggingface_note says so: GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases everywhere,
-// so absent ones are zeros. If several fit, the model is saved as the one that --checkpoint-architecture names, which
-// --init-from sets, else as the first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
+// so absent ones are zeros. Several may fit: a Mistral without a window is a Llama, too.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t

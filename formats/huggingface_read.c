@@ -22,6 +22,7 @@ static const char *check_flag(const json_t *root, const char *key, bool wanted, 
 static const char *check_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
+// Whether the member `key` is there and is null; false where the member is absent.
 static bool is_null(const json_t *root, const char *key) { return json_is_null(json_object_get(root, key)); }
 
 // Sets an option, and *value, from the member `key`. It must be there, from 1 to HUGGINGFACE_LARGEST - 1.
@@ -140,7 +141,7 @@ static const char *read_layer_types(bool *marks, int64_t layers, const json_t *r
     }
     return NULL;
 }
-// marks (layers) = which layers have no rotary positions: no_rope_layers' 0s, else each no_rope_layer_interval-th.
+// marks (layers) = the layers without RoPE: no_rope_layers' 0s, else each no_rope_layer_interval-th, by default 4th.
 static const char *read_no_rope_layers(bool *marks, int64_t layers, const json_t *root, const char *name,
                                        struct error_text *error) {
     json_t *list;
@@ -176,8 +177,8 @@ static const char *read_window(int64_t *window, const json_t *root, const struct
                ? json_get_int(root, "sliding_window", 1, MAX_WINDOW + 1, window, name, error)
                : NULL;
 }
-// marks (layers) = which layers have a window, of `window` keys (0: none has). without_rope (layers): which layers have
-// no rotary positions; SmolLM3 has its windows there. Refuses a layer_types that contradicts `window` or the class.
+// Sets marks (layers) to the layers that have a window: none if `window`, its number of keys, is 0. SmolLM3's are the
+// layers in without_rope, which have no rotary positions. Refuses a layer_types that contradicts `window` or the class.
 static const char *read_windows(bool *marks, int64_t window, const bool *without_rope, int64_t layers,
                                 const json_t *root, const struct architecture_traits *t, enum architecture a,
                                 const char *name, struct error_text *error) {
@@ -259,8 +260,7 @@ static const char *read_biases(struct huggingface_config *h, const json_t *root,
     huggingface_add_setting(h, "add-mlp-bias=%s", mlp ? "true" : "false");
     return NULL;
 }
-// Sets a cap from a member; a null member means no cap. usual: the cap if the member is absent (NO_CAP: none), or 0 if
-// the class has no such member, which is then refused.
+// Sets a cap; a null member means none. usual: the cap if the member is absent (NO_CAP: none); 0 refuses the member.
 static const char *read_cap(struct huggingface_config *h, const json_t *root, const char *key, double usual,
                             const char *option, const char *name, struct error_text *error) {
     if (usual == 0)
@@ -341,8 +341,7 @@ static const char *read_norms(struct huggingface_config *h, const json_t *root, 
     huggingface_add_setting(h, "parallel-residual=%s", parallel ? "true" : "false");
     return NULL;
 }
-// Sets the activation from hidden_act, or from hidden_activation in Gemma 2 and 3. Gemma 1 has either member, and means
-// the tanh form by "gelu" too.
+// Reads hidden_act or, of Gemma 2 and 3, hidden_activation. Gemma 1 has either, and by "gelu" means the tanh form.
 static const char *read_activation(struct huggingface_config *h, const json_t *root,
                                    const struct architecture_traits *t, const char *name, struct error_text *error) {
     const bool gemma1 = t->gemma && !t->query_pre_attn_scalar;
@@ -360,7 +359,7 @@ static const char *read_activation(struct huggingface_config *h, const json_t *r
     huggingface_add_setting(h, "activation=geglu");
     return NULL;
 }
-// Sets the shape options of a class other than GPT-2's, except its vocabulary and whether it ties its embeddings.
+// Sets all model options, from sizes to RoPE, of a class other than GPT-2's, except its vocabulary and tied embeddings.
 static const char *read_block(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
                               const char *name, struct error_text *error) {
     int64_t layers, hidden, heads, head_dim, ignored;

@@ -197,8 +197,8 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
     __builtin_unreachable();
 }
 
-// *partial = the fraction of a head's elements that is rotated: from `rope`, else from `root`, else the class's.
-// Refuses a fraction other than 1 for a class that always rotates all.
+// *partial = the fraction of a head's elements that is rotated: from `rope`, else from `root`, else the class's. For a
+// class that always rotates all, refuses a fraction other than 1 in either place.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";
@@ -220,8 +220,8 @@ static const char *rope_theta_of(double *theta, const json_t *root, const json_t
     return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
 }
 
-// Sets the windowed layers' theta if their settings, `sliding`, differ from the full layers'. sliding NULL: they have
-// no scaling, and the default theta. Refuses a scaling of theirs that is not the full layers'.
+// Sets, if a window was set, the windowed layers' theta where their settings, `sliding`, differ from the full layers'.
+// sliding NULL: they have no scaling, and the default theta. Refuses a scaling of theirs that is not the full layers'.
 static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
                               json_t *sliding, const struct architecture_traits *t, const char *name,
                               struct error_text *error) {
@@ -251,7 +251,7 @@ static const char *rope_local(struct huggingface_config *h, const json_t *root, 
     return problem;
 }
 
-// Gathers the settings of all or the full layers in `rope`, empty before. *sliding = the windowed layers', or NULL.
+// Fills the empty `rope` from rope_scaling and rope_parameters. *sliding = the windowed layers' own object, or NULL.
 static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
                                const char *name, struct error_text *error) {
     json_t *scaling, *parameters, *full;

@@ -19,6 +19,7 @@ int huggingface_own_options(const struct option_row **rows) {
     return count;
 }
 
+// Adds a setting "OPTION=VALUE", OPTION with dashes. The caller adds no option twice. Out of memory ends the program.
 void huggingface_add_setting(struct huggingface_config *h, const char *format, ...) {
     va_list arguments;
     char **settings = (char **)realloc(h->settings, (size_t)(h->num_settings + 1) * sizeof *settings);

@@ -51,9 +51,8 @@ struct huggingface_number {
 // Returns the shortest decimal that reads back as the value.
 struct huggingface_number huggingface_show(double value);
 
-// marks (num_layers) = which layers an option's valid text marks. A list marks the layers at its 1s. The word none sets
-// all to `others`. N sets layers N-1, 2N-1, ... to !others, and the rest to `others`. others: false for --no-rope-freq,
-// true for --window-attn-skip-freq.
+// marks (num_layers) = which layers a valid text marks. A list marks the layers at its 1s; the word none sets all to
+// `others`. N sets layers N-1, 2N-1, ... to !others, the rest to `others`, which is true for --window-attn-skip-freq.
 void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
 // Returns the shortest text (none, N or a list) from which huggingface_marks makes `marks`. The caller frees the text.
 char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
@@ -70,6 +69,6 @@ const char *huggingface_read_rope(struct huggingface_config *h, const json_t *ro
 // Adds the settings that the config.json `root` or its class determines, except vocab_size. Not for ARCHITECTURE_OURS.
 const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
                                      struct error_text *error);
-// Writes the members that huggingface_read_members reads, but not tie_word_embeddings, and some only for transformers.
+// Writes all that huggingface_read_members reads but tie_word_embeddings; also writes members only for transformers.
 void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
 __END_DECLS

@@ -8,7 +8,7 @@
 #include "formats/huggingface_traits.h"
 #include "runtime/machine/error.h" // fail
 
-// Returns config.json's word for the activation, a constant. An architecture may read it as another one, or refuse it.
+// Returns config.json's word for the activation, a constant. An architecture may read the word otherwise, or refuse it.
 static const char *activation_word(const struct config *c) {
     switch (c->model.activation) {
     case ACTIVATION_GELU: return "gelu_new";
@@ -104,7 +104,7 @@ static void write_parameters(struct json *json, const char *key, const struct co
         json_decimal_double(json, "partial_rotary_factor", c->model.rotary_percent);
     json_object_end(json);
 }
-// Writes the theta of layers with a window: 0 means the other layers' theta. The file has no scaling for these layers.
+// Writes the member `key`: the theta of layers with a window. A local theta of 0 means the other layers' theta.
 static void write_local(struct json *json, const char *key, const struct config *c) {
     if (c->model.rotary_base_local == 0)
         json_decimal(json, key, c->model.rotary_base);
@@ -176,6 +176,7 @@ static void write_windows(struct json *json, const struct config *c, const struc
     }
     free(marks);
 }
+// Writes no_rope_layers, a list that has 1 for each layer with rotary positions and 0 for each layer without.
 static void write_no_rope_layers(struct json *json, const struct config *c) {
     bool *marks = (bool *)calloc((size_t)c->model.num_layers, sizeof *marks);
     if (!marks)

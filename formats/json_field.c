@@ -92,7 +92,7 @@ static bool take_escape(struct json_scan *scan, unsigned char *out, int *count) 
     *count = utf8_encode(code, out);
     return true;
 }
-// Takes a string with its quotes. out (*out_bytes) = its text, no longer than in the line. out NULL: *out_bytes = 0.
+// Takes a quoted string. out (*out_bytes) = its text, no longer than in the line. With out NULL, sets *out_bytes to 0.
 static bool take_string(struct json_scan *scan, unsigned char *out, size_t *out_bytes) {
     const unsigned char *const begin = out;
     if (!take(scan, '"'))
@@ -139,6 +139,7 @@ static bool take_digits(struct json_scan *scan) {
         scan->at++;
     return scan->at > begin;
 }
+// Takes a number. False: what comes next is no number of JSON, or it has more than LONGEST_NUMBER characters.
 static bool scan_number(struct json_scan *scan) {
     const unsigned char *begin = scan->at;
     scan->at += *scan->at == '-';
@@ -160,7 +161,7 @@ static bool scan_number(struct json_scan *scan) {
     return scan->at - begin <= LONGEST_NUMBER;
 }
 
-// Scans a member. Copies its string if its name is `field`. If it begins the path `field`, seeks the rest in its value.
+// Scans a member. If its name is `field`, copies the string. If the name begins the path `field`, scans for the rest.
 static bool scan_member(struct json_scan *scan, const char *field, int depth) {
     const unsigned char *key = scan->at + 1;
     size_t unused;
@@ -181,6 +182,7 @@ static bool scan_member(struct json_scan *scan, const char *field, int depth) {
         return false; // of a key that is there twice the last value counts
     return scan_value(scan, on_the_way ? dot + 1 : NULL, depth);
 }
+// Scans an object that begins at scan->at, as scan_value does. depth: how many values enclose a member, this one too.
 static bool scan_object(struct json_scan *scan, const char *field, int depth) {
     scan->at++;
     if (take_if_next(scan, '}'))

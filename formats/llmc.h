@@ -15,7 +15,8 @@ struct llmc_header {
 };
 
 __BEGIN_DECLS
-// *h = the header in `data`, the first `available` of a file's file_bytes, which must fit it. NULL or the problem.
+// Reads an llm.c file's header into *h. data: the file's first `available` bytes. file_bytes: the file's length, which
+// must be what the header asks for. Returns NULL or what is wrong, with `name`.
 const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                        const char *name, struct error_text *error);
 // *h = the options of the model that `header` describes, unchecked, with defaults. huggingface_free frees them.

@@ -45,8 +45,7 @@ static const char *algorithms_wrong(const struct algorithms_line *line, const ch
     return error_format(line->error, "%s: line %d: expected %s, not '%s'", line->name, line->number, expected,
                         json_show_bytes(line->at, left < 40 ? left : 40).text);
 }
-// Takes "key=" and the text after it, which must not be empty: value = this text. It ends at a space, which is taken
-// too, or, with `last`, at the line's end.
+// Takes "key=", a text that is not empty, and the space after it or, with `last`, the line's end. value = the text.
 static const char *algorithms_take(struct algorithms_line *line, const char *key, bool last,
                                    char value[ALGORITHMS_VALUE]) {
     const size_t key_bytes = strlen(key), left = (size_t)(line->end - line->at);

@@ -27,6 +27,7 @@ static char *next_word(const char **text, const char *option) {
         fail("%s: out of memory", option);
     return word;
 }
+// Whether a whole word is a number as strtod reads it, which may be negative, infinite or NaN. Always sets *value.
 static bool is_number(const char *word, double *value) {
     char *end;
     *value = strtod(word, &end);
@@ -46,8 +47,8 @@ bool text_is_mixture(const char *text) {
 
 enum { NAME = 256 }; // bytes of a name, with its zero
 
-// Makes a short name (size bytes) of a list of patterns: its last `folders` + 1 components, as a path's, up to a comma.
-// Leaves out wildcards, a last .bin or .idx, and separators at the ends. Returns whether the list has more.
+// Makes a name (size bytes) of a list of patterns as if the list were one path: its last `folders` + 1 components, up
+// to a comma. Leaves out wildcards, a last .bin or .idx, and separators at the ends. Returns whether the path has more.
 static bool short_name(char *name, size_t size, const char *pattern, int folders) {
     const char *begin = pattern + strlen(pattern);
     size_t length = 0;
@@ -67,7 +68,7 @@ static bool short_name(char *name, size_t size, const char *pattern, int folders
     memmove(name, name + leading, length + 1 - leading);
     return slashes > folders;
 }
-// Whether an earlier part has the name, or short_name makes it of a part other than `part`, with any `folders`.
+// Whether a part before `part` has the name, or short_name can make it of any part but `part`, with some `folders`.
 static bool is_taken(const struct mixture *mixture, int part, const char *name) {
     char other[NAME];
     for (int i = 0; i < mixture->count; i++) {
@@ -82,7 +83,7 @@ static bool is_taken(const struct mixture *mixture, int part, const char *name) 
     }
     return false;
 }
-// Names each part by short_name with the fewest folders that no other part shares, else by its pattern, maybe numbered.
+// Names each part by short_name with the fewest folders that make the name unique, else by its pattern, maybe numbered.
 static void name_parts(struct mixture *mixture) {
     enum { LONGEST = 200 };
     char own[NAME];
@@ -205,8 +206,8 @@ static int next_part(const struct mixture *mixture, const uint64_t *taken) {
     }
     return best;
 }
-// Counts each part's samples among the mixture's first n: weight in each of *cycles whole rounds, and taken (count)
-// after these. A round has as many samples as the weights' sum. Returns the part of sample n.
+// Counts each part's samples among the mixture's first n. A round has `weight` samples of each part. Sets *cycles to
+// the number of whole rounds, and taken (count) to each part's samples after these. Returns the part of sample n.
 static int count_taken(const struct mixture *mixture, uint64_t n, uint64_t taken[MIXTURE_PARTS], uint64_t *cycles) {
     const uint64_t all = weights_sum(mixture), rest = n % all, parts = (uint64_t)mixture->count;
     // Below the key 2 near / all there are at most near + parts / 2 samples: all of them are taken.
@@ -232,6 +233,7 @@ struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sampl
     place.sample = part->before + cycles * part->weight + taken[place.part];
     return place;
 }
+// The number of a part's samples, `before` included, that precede `sample` of the run, which is first_sample or later.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample) {
     uint64_t taken[MIXTURE_PARTS], cycles;
     count_taken(mixture, sample - mixture->first_sample, taken, &cycles);

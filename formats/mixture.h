@@ -39,8 +39,7 @@ void mixture_close(struct mixture *mixture);
 // path (size bytes) = a file that any set's patterns match. False: none, or no room. A bad text ends the program.
 bool mixture_find_file(const char *text, const char *option, char *path, size_t size);
 
-// Returns the part from which a sample of the run, first_sample or later, is taken, and which sample of the part's own
-// order it is. Of the parts, reads only weight and `before`.
+// Returns the part, and the sample in its order, of a sample >= first_sample. Reads only the parts' weight and before.
 struct mixture_place mixture_place(const struct mixture *mixture, uint64_t sample);
 // The number of a part's samples that were taken before `sample` of the run (first_sample or later), with its `before`.
 uint64_t mixture_taken(const struct mixture *mixture, int part, uint64_t sample);

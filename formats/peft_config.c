@@ -88,7 +88,7 @@ static const char *check_initialization(const json_t *root, const char *name, st
         name, shown(value).text);
 }
 
-// Appends `value`, a name in ASCII without space or comma, to c->targets (*used bytes). number: its index, from 0.
+// Appends `value`, element `number`, to c->targets (*used bytes). Refuses all but an ASCII name without space or comma.
 static const char *add_target(struct peft_config *c, size_t *used, const json_t *value, int number, const char *name,
                               struct error_text *error) {
     char key[48];

@@ -24,8 +24,7 @@ struct peft_config {
 };
 
 __BEGIN_DECLS
-// Parses the bytes of an adapter_config.json, which may be malformed. name: the file's, for messages. On success the
-// caller calls peft_config_free; on failure nothing is held.
+// Parses an adapter_config.json's bytes. name: for messages. After success, and only then, call peft_config_free.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 // Reads the adapter_config.json of a folder, as peft_config_parse does.

@@ -121,7 +121,7 @@ static const char *safetensors_parse_shape(struct safetensors_tensor *tensor, co
     return NULL;
 }
 
-// Fills a tensor, named `key`, from its description. Checks its bytes by type and shape, but not by the data's length.
+// Fills a tensor, whose name `key` stays the caller's. Checks its bytes by type and shape, not by the data's length.
 static const char *safetensors_parse_tensor(struct safetensors_tensor *tensor, const char *key,
                                             const json_t *description, const char *name, struct error_text *error) {
     char place[sizeof error->text / 2];

@@ -107,7 +107,7 @@ static const struct data_change *change_at(const struct sample_order *order, uin
     return &order->changes[i];
 }
 
-// Sets order->order, first, epoch and files for an epoch of the first `files` shards.
+// Orders the first `files` shards for an epoch: sets order->order, first, epoch and files.
 static void begin_epoch(struct sample_order *order, uint64_t epoch, int files) {
     const uint64_t shards = (uint64_t)files;
     const uint64_t key = order_key(order->seed, epoch, UINT64_MAX); // a stream that no shard has

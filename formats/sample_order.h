@@ -43,8 +43,7 @@ void sample_order_open(struct sample_order *order, const uint64_t *windows, int 
 void sample_order_close(struct sample_order *order);
 // Sets the changes of the data from `changes` (count > 0): first_epoch, rising from 0, and files. Derives the rest.
 void sample_order_set_changes(struct sample_order *order, const struct data_change *changes, int count);
-// Sets the changes of a run that resumes at `sample`. Shards that were added since the last change are used from the
-// first epoch that has not begun, which may begin at `sample`.
+// Sets a run's changes as it resumes at `sample`, from which on new epochs use shards added since the last change.
 void sample_order_resume(struct sample_order *order, const struct data_change *changes, int count, uint64_t sample);
 // Finds a sample: *file = its shard's index, *window = its window there. Keeps the epoch's order for the next call.
 void sample_order_locate(struct sample_order *order, uint64_t sample, int *file, uint64_t *window);

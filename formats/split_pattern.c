@@ -59,7 +59,7 @@ static void split_put_class(struct split_rewrite *r, const char *ranges, bool ne
     split_append_text(r, r->in_class ? "" : "]");
 }
 
-// Writes white space or, with `negated`, all else: PCRE2's \s without U+180E, which is no longer one since Unicode 6.3.
+// Writes white space or, with `negated`, all else: PCRE2's \s without U+180E, which is no space since Unicode 6.3.
 static void split_put_space(struct split_rewrite *r, bool negated) {
     static const char space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
                                 "\\x{202f}\\x{205f}\\x{3000}";
@@ -107,7 +107,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
     return (size_t)(c - r->in);
 }
 
-// Copies the category that follows \p or \P at r->in, as {L} or {Lu}. Sets r->problem for another property.
+// Copies the category in braces that follows \p or \P, by split_put_category. Sets r->problem for anything else.
 static void split_copy_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
@@ -170,7 +170,7 @@ static void split_escape(struct split_rewrite *r) {
         r->problem = "a range that begins or ends in an escape for many characters";
 }
 
-// Copies the beginning of the group at r->in, as "(" or "(?i:". Sets r->problem for a kind of group that is refused.
+// Copies the beginning of the group at r->in, such as "(" or "(?i:". Sets r->problem for a group that is refused.
 static void split_group(struct split_rewrite *r) {
     static const char *const kinds[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
     const size_t left = (size_t)(r->end - r->in);
@@ -190,7 +190,7 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Copies {3}, {1,} or {1,3}. Refuses {,3}, and +, ?, * or { behind the braces: Oniguruma reads these differently.
+// Copies {3}, {1,} or {1,3}. Refuses other braces, and +, ?, * or { behind any: Oniguruma reads these differently.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;

@@ -20,6 +20,7 @@ void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
 // Returns a search for one thread; its limit of steps suits texts of up to `longest` bytes. NULL when out of memory.
 struct split_search *split_search_create(size_t longest);
+// Frees a search of split_search_create, with all that it holds. Does nothing for NULL.
 void split_search_free(struct split_search *search); // NULL is fine
 // Finds the first match from byte `from` on, where a character begins. Returns 1 and its bytes [*begin, *end), which
 // may be none; 0: no match; below 0: a limit of steps or memory was exceeded. Lookbehinds see the text before `from`.

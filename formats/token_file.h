@@ -53,7 +53,7 @@ char *path_with_ending(const char *path, const char *ending, const char *replace
 // Parses the header of an llm.c shard, file_bytes long. data: its first data_bytes, the whole header if it has one.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
-// Parses `index`, a whole .idx file; bin_bytes: the length of its .bin.
+// Parses `index`, a whole .idx file, but leaves file->documents as it is. bin_bytes: the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
 // Allocates and fills file->documents, NULL before. Skips empty documents. megatron_index_parse has accepted the index.

@@ -40,7 +40,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// The number of bytes of the first pattern, up to a comma outside {a,b} without a backslash. A file's name is one.
+// Returns the first pattern's length, up to a comma outside {a,b} with no backslash. A file's name is one pattern.
 static size_t pattern_length(const char *patterns) {
     size_t n = 0;
     if (is_name(patterns))

@@ -9,10 +9,9 @@
 // member. Only `truncation` and `padding` are ignored: they are about batches. An added token has the id that the file
 // gives it. Where ids below it are unused, the package renumbers it; prepare_data.py refuses such a file.
 //
-// Text may be any bytes. Bytes that are not UTF-8, which the package does not take, become their byte tokens, so that
-// decoding gives them back. Where nothing is added (add_prefix_space), stripped (lstrip, rstrip) or composed (NFC),
-// decode(encode(text)) is the text. With byte fallback U+2581 comes back as a space, and a space that was put before
-// the text is left out again (tokenizer_strips_space).
+// Text may be any bytes; those that are not UTF-8 become byte tokens, so that decoding gives them back. Where nothing
+// is added (add_prefix_space), stripped (lstrip, rstrip) or composed (NFC), decode(encode(text)) is the text. With byte
+// fallback U+2581 comes back as a space, and a space put before the text is left out (tokenizer_strips_space).
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -38,7 +37,7 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Reads the tokenizer.json at `path` into *tokenizer, for tokenizer_free; after an error it holds nothing. end_of_text
+// Reads the tokenizer.json at `path` into *tokenizer, for tokenizer_free; after an error nothing is held. end_of_text
 // and begin_of_text come from tokenizer_config.json beside it, else special_tokens_map.json, else tokenizer_parse.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
 // Parses a tokenizer.json; tokenizer_free frees *tokenizer, which holds nothing after an error. end_of_text is the
@@ -65,14 +64,13 @@ bool tokenizer_find_sibling(const char *path, const char *sibling, char *out, si
 // tokens are found in the text, special ones too, as in the `tokenizers` package.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, enum encode_as as,
                              int32_t **ids, int64_t *count, struct error_text *error);
-// Encodes as tokenizer_encode does, and keeps the ids of pieces in `cache` (formats/piece_cache.h; NULL: no cache).
-// Only one thread and this tokenizer may use the cache.
+// Encodes as tokenizer_encode does. Keeps pieces' ids in `cache`, for one thread and tokenizer only; NULL: no cache.
 const char *tokenizer_encode_cached(const struct tokenizer *tokenizer, struct piece_cache *cache, const void *text,
                                     size_t bytes, enum encode_as as, int32_t **ids, int64_t *count,
                                     struct error_text *error);
 // Whether a token is an added one, as special tokens are. A text is searched for added tokens before it is split.
 bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
-// Returns an id's text in the tokenizer, *length bytes without a 0, maybe part of a character. NULL: no such id.
+// Returns an id's text, which the tokenizer owns: *length bytes, no 0, maybe part of a character. NULL: no such id.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
 // Whether the caller must leave out a space at the beginning of a decoded text: encoding has put it there.
 bool tokenizer_strips_space(const struct tokenizer *tokenizer);

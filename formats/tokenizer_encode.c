@@ -1,5 +1,3 @@
-// Text to ids, by the tables of a tokenizer.
-
 #include "formats/tokenizer.h"
 
 #include <stdlib.h> // malloc, realloc, free
@@ -94,8 +92,8 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into the matches of the pattern with index `pattern` and the text between them. Each piece goes to the
-// next pattern, and after the last pattern to encode_piece.
+// Splits text into matches of pattern `pattern` and what lies between. Each goes on to the next one, or to
+// encode_piece.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;
@@ -122,7 +120,7 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
     return encode_split(work, text + done, bytes - done, pattern + 1);
 }
 
-// Encodes well-formed, normalized text without added tokens; add_prefix_space puts a space in front if there is none.
+// Encodes normalized text, no added tokens. add_prefix_space ensures a first space, except where ENCODE_AS_REST begins.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const bool goes_on = work->rest && work->first && text == work->normal;
     if (!work->tables->add_prefix_space || goes_on || bytes == 0 || text[0] == ' ')
@@ -229,7 +227,7 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
 
-// Encodes text beyond whose ends no merge reaches: merges its characters, or the bytes of a character that is no token.
+// Encodes text whose ends no merge crosses: merges its characters' tokens, or byte tokens where a character has none.
 static const char *encode_characters(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     size_t count = 0;
@@ -280,7 +278,7 @@ static const char *encode_word(struct tokenizer_work *work, const unsigned char 
     return problem;
 }
 
-// Encodes text in which marks (U+2581) stand for spaces. With Metaspace.split, each mark begins a piece of its own.
+// Encodes text in which marks (U+2581) stand for spaces. With Metaspace.split, first splits it before each mark.
 static const char *encode_words(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_fallback *f = &work->tables->fallback;
     if (!f->metaspace || !f->splits)
@@ -307,7 +305,7 @@ static const char *encode_marked(struct tokenizer_work *work, const unsigned cha
     return problem;
 }
 
-// Encodes any bytes that have none of the added tokens of raw text. First puts the normalizer's marks for spaces.
+// Encodes any bytes between added tokens of raw text. Marks spaces by the normalizer, then finds other added tokens.
 static const char *encode_fallback(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const struct added_token *list = t->added + t->added_raw;
@@ -326,7 +324,7 @@ static const char *encode_fallback(struct tokenizer_work *work, const unsigned c
     return problem;
 }
 
-// Encodes a whole text, with add_special_tokens between the template's tokens.
+// Encodes a whole text. With add_special_tokens, puts the template's tokens before and after it.
 static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
                                bool add_special_tokens) {
     const struct tokenizer_tables *t = work->tables;

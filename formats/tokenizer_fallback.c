@@ -108,6 +108,8 @@ static const char *read_metaspace(struct tokenizer_reader *r, const json_t *meta
     return NULL;
 }
 
+// Reads the pre_tokenizer; the normalizer must have been read before. Takes none (NULL or null), a Metaspace and, if
+// the normalizer replaces spaces, a Split at spaces. Refuses all others.
 const char *fallback_read_pre_tokenizer(struct tokenizer_reader *r, const json_t *pre_tokenizer) {
     static const char expected[] = "null, Metaspace or a Split at spaces that the normalizer has replaced, beside "
                                    "byte_fallback";
@@ -178,6 +180,7 @@ static const char *make_decoded(struct tokenizer_reader *r) {
     return room ? NULL : error_format(r->error, "%s: out of memory for %d tokens", r->name, (int)r->tokenizer->size);
 }
 
+// Reads the decoder and makes the tables' decoded texts. An absent decoder is an error. All else is read before.
 const char *fallback_read_decoder(struct tokenizer_reader *r, const json_t *decoder) {
     static const char *const types[] = {"Replace", "ByteFallback", "Fuse", "Strip"};
     static const char expected[] = "a Sequence of Replace, ByteFallback, Fuse and perhaps Strip, beside byte_fallback";

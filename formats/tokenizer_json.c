@@ -1,5 +1,3 @@
-// Reads tokenizer.json into the tables of a tokenizer.
-
 #include "formats/tokenizer.h"
 
 #include <jansson.h> // json_loadb
@@ -90,6 +88,7 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
     return NULL;
 }
 
+// Sets token `id` to a TOKEN_BPE of the bytes that the entry stands for. If it stands for none: a TOKEN_OTHER.
 static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char *entry, int32_t id) {
     struct tokenizer_tables *t = r->tables;
     const size_t bytes = strlen(entry);
@@ -394,7 +393,7 @@ static const char *read_pre_tokenizer(struct tokenizer_reader *r, const json_t *
     return problem;
 }
 
-// Appends the template's `token` to `ids` (*count, TOKENIZER_MAX_TEMPLATE), by its ids in `special`, special_tokens.
+// Appends the ids that `special`, special_tokens, has for `token` to `ids` (*count, at most TOKENIZER_MAX_TEMPLATE).
 static const char *read_template_token(struct tokenizer_reader *r, const json_t *token, const json_t *special,
                                        int32_t *ids, int *count) {
     const char *name = json_string_value(json_object_get(token, "id"));

@@ -46,6 +46,7 @@ void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text
 bool is_space_mark(const unsigned char *text, size_t left) {
     return left >= SPACE_MARK_BYTES && memcmp(text, SPACE_MARK, SPACE_MARK_BYTES) == 0;
 }
+// Returns a copy, *out_bytes long, to be freed. prefix: a mark before it. replace: marks for spaces. NULL: no memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes) {
     size_t marks = prefix;
     for (size_t i = 0; i < bytes && replace; i++)
@@ -64,7 +65,7 @@ unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix,
     return marked;
 }
 
-// Hashes by FNV-1a, finalized so that the low bits depend on all others.
+// Hashes as FNV-1a does, but begins with the number of bytes, and mixes so that the low bits depend on all others.
 static uint64_t tokenizer_hash(const unsigned char *text, size_t bytes) {
     uint64_t hash = bytes;
     for (size_t i = 0; i < bytes; i++)

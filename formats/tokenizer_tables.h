@@ -70,16 +70,16 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // Begins a tokenizer with empty tables, for tokenizer_free. False when out of memory, with nothing to free.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Sets a token's kind and text, not ids_by_text. Appends `text`, maybe there already, to tables->text, which has room.
+// Sets tokens[id], not ids_by_text. Appends `text`, which may lie at that end already, to tables->text, which has room.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
 bool is_space_mark(const unsigned char *text, size_t left);
-// Returns a copy of *out_bytes, to be freed, with a mark before it (prefix) and for spaces (replace). NULL: no memory.
+// Returns a copy, *out_bytes long, to be freed, with a mark before it (prefix), for spaces (replace). NULL: no memory.
 unsigned char *mark_spaces(const unsigned char *text, size_t bytes, bool prefix, bool replace, size_t *out_bytes);
 
-// Returns the slot of ids_by_text (not NULL) with the id + 1 of the token of these bytes, or a free slot (0) for it.
+// Returns the slot of ids_by_text with id + 1 of the token of these bytes, or a free slot (0). ids_by_text: not NULL.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
-// Returns the id of the TOKEN_BPE of these bytes; -1 if there is none. ids_by_text must not be NULL.
+// Returns these bytes' id in ids_by_text (not NULL), or -1. A token entered as TOKEN_BPE may be TOKEN_ADDED by now.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // Returns the id of the added token with this text. If there is none, returns the id of the TOKEN_BPE whose bytes are
 // the text, which is looked up only if ids_by_text is not NULL. Returns -1 if there is neither.

@@ -20,7 +20,7 @@ void trainer_state_free(struct trainer_state *state) {
 
 // ---- writing ----
 
-// Writes the objects "given" and "resolved": the value of each option as a text, under its name with underscores.
+// Writes two objects of options, as texts: "given" from `asked`, where given[i] is true; "resolved" from `resolved`.
 static void trainer_state_write_options(struct json *json, const struct options *options, const void *asked,
                                         const bool *given, const void *resolved) {
     char text[OPTION_TEXT];
@@ -137,7 +137,7 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// Sets a part's changes from its object, or root. Epochs must rise from 0. Files must rise, too, up to num_files.
+// Sets a part's changes from its object, or root. Epochs must rise from 0, and files must rise to the part's num_files.
 static const char *trainer_state_read_changes(struct trainer_part *part, const json_t *object, const char *name,
                                               struct error_text *error) {
     json_t *changes;
@@ -176,7 +176,7 @@ static const char *trainer_state_read_part(struct trainer_part *part, const json
     part->num_files = (int)files;
     return trainer_state_read_changes(part, object, name, error);
 }
-// Sets data_start, parts and num_parts, after files and samples. Without "parts" the run had one set from its start.
+// Sets data_start, parts and num_parts. num_files and samples must be set. No "parts": the run had one set all along.
 static const char *trainer_state_read_parts(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *parts;
     uint64_t weights = 0;

@@ -46,15 +46,16 @@ struct trainer_state {
 };
 
 __BEGIN_DECLS
-// Writes the state, and the options: "given" holds the values in `asked` that the user gave (given[row] is true),
-// "resolved" all values in `resolved`. Errors stay in `out`.
+// Writes the state, and the options: "given" has values of `asked` where given[row], "resolved" all of `resolved`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
-// Parses a text, not needed afterwards. Returns NULL: the caller frees *state; or the problem: *state is zeroed.
+// Parses the text of a trainer_state.json. Returns NULL, and the caller then frees *state; or returns what is wrong,
+// and *state is zeroed. The text may be freed after the call.
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
 // Reads a checkpoint folder's trainer_state.json; trainer_state_free frees the state. A failure ends the program.
 struct trainer_state trainer_state_read(const char *folder);
+// Frees and zeroes a state that trainer_state_parse or trainer_state_read filled.
 void trainer_state_free(struct trainer_state *state);
 // Returns the text of an option in a state that was read, which owns the text. which: "given" (by the user) or
 // "resolved" (all options). option: its name, with underscores. NULL if it is not there.

@@ -50,7 +50,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     return NULL;
 }
 
-// Builds the vocabulary of bytes, laid out as a file: 256 single bytes and, for vocab_size 257, the end of text.
+// Builds the vocabulary of bytes, laid out as a file: token i is byte i; of vocab_size 257, token 256 is <|endoftext|>.
 static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);
@@ -102,7 +102,7 @@ void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// Tries the ending behind each _ of the name, from the last one to the first, then behind the folder.
+// Puts `ending` in place of what follows a _ of the name, from the last _ to the first, then in place of the name.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
     const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');

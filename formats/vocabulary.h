@@ -22,8 +22,8 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// Opens the vocabulary file at `path`, which vocabulary_close frees; a failure ends the process. If path is NULL: for
-// vocab_size 256 or 257 a vocabulary of bytes (token 256 ends a text), else one without texts, so that ids are printed.
+// Opens the vocabulary at `path`, whatever vocab_size is; vocabulary_close frees it, a failure ends the process. path
+// NULL: for vocab_size 256 or 257 a vocabulary of bytes (token 256 ends a text), else one of no texts: ids are printed.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
 // Parses `data`, any bytes, which must outlive the vocabulary. Does not set vocabulary->data. NULL or the problem.

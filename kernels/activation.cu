@@ -1,4 +1,3 @@
-// Defines what kernels/activation.cuh declares.
 #include "kernels/activation.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
 #include "kernels/amax.cuh"                 // amax_with_packed, amax_merge_block, amax_merge_elements
@@ -13,6 +12,7 @@
 // checks the instructions per element. A thread makes one 16-byte access. WHOLE: all rows are whole, aligned accesses.
 enum { ACTIVATION_THREADS = 256 };
 
+// Returns the index of this thread's first element: in the whole array or, in activation_grid's grid, in its row.
 DEVICE_FUNCTION int64_t activation_first_element(void) {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK;
 }
@@ -242,7 +242,7 @@ struct packed_gate_up {
 
 #else
 
-// Sums in a second pass over din. The model on the cpu target passes NULL: its weight gradients' products sum instead.
+// Sums in a second pass over din. The model on the cpu target passes a NULL bias_partial: its wgrad products sum.
 void activation_bias_sums(float *bias_partial, const floatX *din, int64_t N, int width, struct device *dev) {
     if (bias_partial == NULL)
         return;

@@ -31,6 +31,7 @@ typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX 
 
 // Rows of a chunk of bias_partial. Its sums are 2 % of backward's bytes. 16,384 rows of 3072 make 3 waves on an H200.
 enum { ACTIVATION_BIAS_ROWS = 64 };
+// The number of runs of ACTIVATION_BIAS_ROWS rows that N rows make. A run of din has a row of bias_partial.
 static inline int64_t activation_bias_num_runs(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }

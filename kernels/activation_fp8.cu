@@ -1,4 +1,3 @@
-// Defines what kernels/activation_fp8.cuh declares.
 #include "kernels/activation_fp8.cuh"
 #include "kernels/activation_functions.cuh" // gelu, silu, vecs_gelu, ...
 #include "kernels/fp8/tiles.cuh"            // fp8_cast_tiles

@@ -7,8 +7,7 @@
 // t = -y / ln 2. Each of t's roundings, at most four with the constants', changes 2^t by |t| ln 2 2^-24 at most,
 // relatively; ex2.approx errs by 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where
 // sigma is not nearly 1, |t| < 40, that is 4 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 = 119 * 2^-24 = 7.1e-6 of sigma, a
-// 275th of bf16's rounding. Farther left sigma < 2^-40. In fp32 it takes a polynomial and a division, with their
-// branches: 45 instructions an element forward are fewer than the element's bytes leave room for.
+// 275th of bf16's rounding. Farther left sigma < 2^-40. In fp32 it takes a polynomial and a division: memory is slower.
 //
 // GELU by the error function computes, in bf16, Phi(-z) = e^(-z^2 / 2) t P(t), t = 1 / (1 + 0.38 z), as in Abramowitz
 // and Stegun 7.1.26. P has degree 4, minimax in the relative error, by Lawson's iteration: 3.6e-5 for z <= 13.3, from

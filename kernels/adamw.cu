@@ -1,4 +1,3 @@
-// Defines what kernels/adamw.cuh declares.
 #include "kernels/adamw.cuh"
 #include "kernels/amax.cuh"        // amax_with, amax_merge_elements
 #include "kernels/flat_states.cuh" // state_four_load, state_decoded, flat_merge_amaxes

@@ -93,6 +93,7 @@ HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, co
     f.keep = flat_tensor_keep(tensor, f.keep, f.decay);
     return f;
 }
+// Whether parameters are rounded stochastically: in bf16 builds, without a remainder that keeps what rounding loses.
 HOST_DEVICE bool adamw_params_are_stochastic(const struct adamw_range *r) {
     return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
 }

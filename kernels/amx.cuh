@@ -29,7 +29,7 @@ static inline void amx_store(int tile, void *base, size_t stride_bytes) {
         memcpy((char *)base + (size_t)r * stride_bytes, amx_tiles[tile].as.f[r], 64);
 }
 static inline void amx_zero(int tile) { memset(&amx_tiles[tile], 0, sizeof amx_tiles[tile]); }
-// c += a . b, tiles by number. Unlike this, hardware sums even and odd products apart, and takes denormals as 0.
+// c += a . b, tiles by number, emulated. The hardware sums even and odd products apart, and takes denormals as 0.
 static inline void amx_dot(int c, int a, int b) {
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++)

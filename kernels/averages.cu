@@ -1,11 +1,10 @@
-// Defines what kernels/averages.cuh declares.
 #include "kernels/averages.cuh"
 #include "kernels/four.cuh"         // four_load, four_store, FLAT_THREADS
 #include "kernels/state_format.cuh" // parameter_joined, split_low
 
 #ifdef TARGET_CUDA
 
-// Returns r's parameters [at, at + 4) in fp32, joined with remainders if there are any; 0 from number `count` on.
+// Returns r's parameters [at, at + 4) in fp32, joined with any remainders; all but the first `count` are 0.
 DEVICE_FUNCTION four<float> parameters_four(const struct averages_range &r, int64_t at, int count) {
     const four<floatX> rounded = four_load(r.params + at, count);
     four<uint16_t> low = {};

@@ -275,6 +275,7 @@ ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, i
     for (int i = 0; i < n; i++)
         out[i] = to_floatX(factor * row[i]);
 }
+// Converts n <= BLOCK elements to the layout, at the start of `row`; pads nothing. It compiles n == BLOCK to vectors.
 ALWAYS_INLINE void row_load(const enum block_layout layout, void *row, const floatX *in, int n) {
     if (n == BLOCK)
         row_load_some(layout, row, in, BLOCK);

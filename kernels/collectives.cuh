@@ -77,6 +77,7 @@ static inline uint64_t exchange_sent_bytes(const struct parallel *parallel, cons
         bytes += sends[i].rank == parallel->launch.rank ? 0 : sends[i].bytes;
     return bytes;
 }
+// Returns the bytes that each rank sends in a reduce-scatter. shard: the elements of one rank's part.
 static inline uint64_t reduce_scatter_sent_bytes(const struct parallel *parallel, int64_t shard, bool bf16) {
     return collective_sent_bytes(parallel, (uint64_t)shard * (bf16 ? sizeof(uint16_t) : sizeof(float)));
 }

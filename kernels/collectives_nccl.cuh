@@ -125,6 +125,7 @@ static __global__ void known_check_sums_kernel(unsigned *wrong, const T *shard, 
     if (i < n && known_load(&shard[i]) != known_addend(begin + i, (int)((begin + i + 1) % ranks), ranks))
         atomicAdd(wrong, 1u);
 }
+// Sets each of n bytes to its known_byte; `from` and `to` are ranks, as there, not bounds.
 static __global__ void known_fill_bytes_kernel(uint8_t *bytes, int64_t n, int from, int to) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -296,7 +297,8 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// Makes the device's stream wait for the ticket's collective, unless a later one has its events, as it is done then.
+// Makes the device's stream wait for the ticket's collective. Does nothing where NCCL_EVENTS or more collectives began
+// later: the ticket's collective is done then, and a later one has its events.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -309,10 +311,11 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
     pthread_mutex_unlock(&q->mutex);
     cuda_check(cudaStreamWaitEvent(dev->stream, q->done[i], 0));
 }
-// Enqueues a wait for an event on the queue's stream: collectives from here on wait for it, the device does not.
+// Enqueues only a wait for an event, on the queue's stream. Collectives from here on wait for it, the device does not.
 static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
     cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
 }
+// Sets *busy_s and *waited_s to collectives_times's two sums of seconds, with all collectives that are done by now.
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
     nccl_queue_in_flight(q);
     pthread_mutex_lock(&q->mutex);
@@ -338,6 +341,7 @@ static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t
     for (int64_t i = begin; i < begin + WIRE_PACK && i < n; i++)
         to[i] = bf16_from_float(from[i]);
 }
+// to[i] = from[i], i < n, one element a thread.
 static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
@@ -368,7 +372,7 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
 }
-// Enqueues copies of this rank's messages to itself. Ends the program where one has no receive of as many bytes.
+// Enqueues copies of this rank's messages to itself, in order. Ends the program where the next receive's size differs.
 static void nccl_queue_copy_to_self(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives) {
     for (int i = 0, k = 0; i < num_sends; i++) {
@@ -382,7 +386,7 @@ static void nccl_queue_copy_to_self(struct nccl_queue *q, const struct exchange_
                                    q->device.stream));
     }
 }
-// Enqueues collective_exchange, as one group: NCCL sends and receives all messages at a time. Returns its ticket.
+// Enqueues collective_exchange; returns its ticket. Copies messages to this rank first; the others are one NCCL group.
 static uint64_t nccl_queue_exchange(struct nccl_queue *q, const struct exchange_message *sends, int num_sends,
                                     const struct exchange_message *receives, int num_receives, const char *name,
                                     struct device *dev) {

@@ -1,10 +1,10 @@
-// Defines what kernels/column_sums.cuh declares.
 #include "kernels/column_sums.cuh"
 
 #ifdef TARGET_CUDA
 
 enum { COLUMN_SUMS_PARTS = 32 };
 
+// Sums 32 columns a block. Each warp sums every COLUMN_SUMS_PARTS-th chunk, then the first warp adds up these sums.
 static __global__ void __launch_bounds__(32 * COLUMN_SUMS_PARTS)
     column_sums_kernel(float *sums, const float *partial, int64_t chunks, int64_t N, bool add) {
     const int lane = (int)threadIdx.x % 32, part = (int)threadIdx.x / 32;

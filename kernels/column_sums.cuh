@@ -24,7 +24,8 @@ DEVICE_FUNCTION void column_sums_add_pack(struct packed_floats *sums, const stru
         sums->x[i] += to_float(x.x[i]);
 }
 // to[c] = the sum of column c over the block's warps, c < columns; a warp's lanes hold neighboring packs of columns.
-// All threads call. Takes the first COLUMN_SUMS_OF_WARPS_BYTES of shared memory between two barriers.
+// All threads call. Overwrites the first COLUMN_SUMS_OF_WARPS_BYTES of shared memory. A barrier before and one after
+// are the caller's task, where other uses of these bytes are near.
 DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const uint32_t shared = shared_memory(); // (warps, PACK, COLUMN_SUMS_LINE)

@@ -1,7 +1,6 @@
-// All that differs between targets and precisions at the bottom: floatX, the type of parameters and activations; the
-// device that ops run on; on the cuda target launches and error checks. A translation unit is compiled once per
-// precision: with PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA
-// defined ops are CUDA kernels, else OpenMP loops.
+// What differs between targets and precisions: floatX, the type of parameters and activations; the device that ops run
+// on; CUDA's launches and error checks. A translation unit is compiled once per precision: with PRECISION_BF16 defined
+// floatX is bf16, else float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA kernels, else OpenMP loops.
 //
 // An op is two files. NAME.cuh declares it: one documented prototype for both targets. NAME.cu defines it, kernel and
 // loop side by side, and is compiled once for each target, precision and level of instruction sets; the engine and the

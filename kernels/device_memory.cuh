@@ -16,7 +16,7 @@
 // Allocates `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; returns
 // NULL for 0 bytes. The caller frees it by device_free. Ends the program where there is too little.
 static void *device_allocate(size_t bytes);
-// Frees memory of device_allocate or device_allocate_untouched, with the same `bytes`; does nothing for NULL.
+// Frees memory of device_allocate or device_allocate_untouched, or NULL. The cpu target unmaps the allocated `bytes`.
 static void device_free(void *memory, size_t bytes);
 // Allocates as device_allocate does, but touches nothing: on the cpu target a page lies on the NUMA node of the thread
 // that touches it first. The caller calls device_touch for each buffer in the memory.
@@ -69,6 +69,7 @@ __attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const cha
 
 // ---- mappings of the host's memory ----
 
+// Returns bytes rounded up to a multiple of the system's page size, which is not a huge page's.
 static size_t whole_pages_bytes(size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes / page + (bytes % page != 0)) * page;

@@ -6,9 +6,9 @@
 #include "runtime/machine/say.h"      // say_warning
 #include <stdio.h>                    // snprintf
 
-// Opens the GPU of process local_rank, from 0, of this host: number local_rank modulo the visible GPUs, which becomes
-// current. Ends the program where none is visible and, unless may_share, where several are, but none for this process.
-// *dev is zero but for `threads` and `planned`. matmul_create and device_close follow. The cpu target does nothing.
+// Opens the GPU of process local_rank, from 0, of this host: number local_rank modulo the visible GPUs, now current.
+// Ends the program where no GPU is visible. Unless may_share, ends it where several are, but at most local_rank. *dev
+// is zero but for `threads` and `planned`. matmul_create and device_close follow. The cpu target does nothing.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
@@ -16,7 +16,7 @@ static void device_close(struct device *dev);
 static const char *device_describe(char *text, size_t n, const struct device *dev);
 // Writes the GPU's name, by its driver, to text (n bytes), or "" on the cpu target and without a GPU. Returns text.
 static const char *device_name(char *text, size_t n, const struct device *dev);
-// Returns the peak flop/s of dense matmuls of floatX by the GPU's data sheet; 0 if it is not known or there is no GPU.
+// Returns the data sheet's peak flop/s of dense matmuls in bf16, or in fp32 without TF32; 0 if not known or no GPU.
 static double device_data_sheet_flops(const struct device *dev);
 
 // Waits for all work enqueued on the device, but not for collectives and transfers, which have queues of their own.
@@ -34,8 +34,8 @@ struct work_graph;
 // Begins to record what is enqueued, instead of running it, until graph_end. Where CUDA refuses, warns and returns
 // false: work then runs as usual, and graph_end must not be called. The cpu target returns true, and runs everything.
 static bool graph_begin(struct device *dev);
-// Ends the recording, of which nothing has run, as `graph`, zero before. Where CUDA refuses, warns and returns false:
-// the caller enqueues the work again. Ends the program if some work can't be recorded. The cpu target returns true.
+// Ends the recording as *graph, zero before; nothing of it has run. Where CUDA refuses, warns and returns false: the
+// caller enqueues the work again. Ends the program if some work can't be recorded. The cpu target returns true.
 static bool graph_end(struct work_graph *graph, struct device *dev);
 // Whether CUDA has refused a graph: the caller then records none any more.
 static inline bool graphs_are_refused(const struct device *dev);
@@ -152,6 +152,7 @@ static inline double device_event_seconds(struct device *dev, int i, int j) {
     return 1e-3 * (double)milliseconds;
 }
 
+// Ends the program if a graph's launch failed; where the GPU has no memory left, the message says what to change.
 static void graph_check(cudaError_t status) {
     if (status == cudaErrorMemoryAllocation)
         fail("the GPU has no memory left for what a micro-step enqueues as recorded work: --cuda-graphs=false records "

@@ -1,4 +1,3 @@
-// Defines what kernels/embedding.cuh declares.
 #include "kernels/embedding.cuh"
 #include "kernels/gpu_sizes.cuh"      // embedding_sort_size, gpu_embedding_backward_bytes
 #include "kernels/packed.cuh"         // packed_load_some
@@ -74,6 +73,7 @@ struct embedding_index {
     struct token_positions positions;
     int T;
 };
+// Returns a sort key: the row's token, or without tokens its position, in the upper 32 bits, and `row` in the lower.
 DEVICE_FUNCTION uint64_t embedding_key(const struct embedding_index &index, int64_t row) {
     const int64_t at = index.tokens != NULL ? index.tokens[row] : token_position(index.positions, row, index.T);
     return (uint64_t)at << 32 | (uint64_t)row;

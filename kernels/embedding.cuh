@@ -19,6 +19,7 @@ struct table_gradient {
     int64_t rows; // more than the largest index
     bool add;     // to `sums`; else every row is overwritten, with zeroes where it has no token
 };
+// Returns the bytes of embedding_backward's workspace on a GPU, also one that is only planned for; 0 on a CPU.
 size_t embedding_backward_workspace_bytes(int B, int T, const struct device *dev);
 // dwte[token] and dwpe[position] = sums over the tokens, in a fixed order, of scale * dout * forward's dropout scales
 void embedding_backward(struct table_gradient dwte, // sums NULL: skipped; add: += for =, else rows of no token become 0

@@ -57,7 +57,7 @@ DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int
         largest = i < count ? code_larger_bits(largest, x.x[i]) : largest;
     largest = __reduce_max_sync(0xffffffffu, largest);
     const float scale = format == FORMAT_8BIT ? code_scale(largest) : root_code_scale(largest);
-    const float inverse = code_inverse(scale);
+    const float inverse = code_scale_inverse(scale);
     four<uint8_t> codes;
     for (int i = 0; i < 4; i++)
         codes.x[i] = format == FORMAT_8BIT ? code_of(x.x[i], inverse) : root_code_of(x.x[i], inverse);

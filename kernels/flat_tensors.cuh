@@ -42,6 +42,7 @@ DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int6
     }
     return first;
 }
+// Returns how many of the elements [at, at + count) lie before the tensor's end: 0 where `at` is in the gap after it.
 DEVICE_FUNCTION int flat_tensor_clip_count(const struct flat_tensor &tensor, int64_t at, int count) {
     const int64_t left = tensor.end - at;
     return left >= count ? count : left > 0 ? (int)left : 0;

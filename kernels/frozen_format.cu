@@ -1,4 +1,3 @@
-// Defines what kernels/frozen_format.cuh declares.
 #include "kernels/frozen_format.cuh"
 #include "kernels/amax.cuh"          // amax_larger
 #include "kernels/device_memory.cuh" // device_copy
@@ -29,7 +28,7 @@ size_t frozen_quantize_workspace_bytes(enum frozen_format format, int64_t rows, 
     return 0;
 }
 
-// Encodes to's tile of up to 128 x 128 elements at (row, col), and its inverse scale, from values, `cols` a row.
+// Encodes to's tile of up to 128 x 128 elements at (row, col), and its inverse scale. values: the tile's, `cols` a row.
 static inline void frozen_fp8_encode_tile(struct fp8_matrix to, const float *values, int64_t rows, int64_t cols,
                                           int64_t row, int64_t col) {
     const int height = rows - row < FP8_BLOCK ? (int)(rows - row) : (int)FP8_BLOCK;
@@ -55,7 +54,7 @@ static inline void frozen_fp8_encode(struct fp8_matrix to, const float *values, 
         frozen_fp8_encode_tile(to, values + row * cols + col, rows, cols, first + row, col);
     }
 }
-// Encodes values (n) as the matrix's elements from `begin`, a multiple of NF4_BLOCK, on; writes their blocks' absmaxes.
+// Encodes values (n) as elements `begin`, a multiple of NF4_BLOCK, and on. Sets these blocks' entries of absmaxes.
 static inline void frozen_nf4_encode(struct nf4_matrix to, float *absmaxes, const float *values, int64_t begin,
                                      int64_t n) {
 #pragma omp parallel for schedule(static)
@@ -121,8 +120,7 @@ DEVICE_FUNCTION void nf4_share_levels(uint32_t shared) {
         store_shared_float(shared + threadIdx.x * 4, device_nf4_levels[threadIdx.x]);
     __syncthreads();
 }
-// Loads the 4-bit codes of PACK elements into one word, whose lowest byte is the first. `codes` is the byte of the
-// first element, whose number is a multiple of PACK.
+// Loads the 4-bit codes of PACK elements, from a multiple of PACK on, into one word, whose lowest byte is codes[0].
 DEVICE_FUNCTION uint32_t nf4_load_codes(const uint8_t *codes) {
 #ifdef CUDA_EMULATED
     emu_touch_global(codes, PACK / 2, false);
@@ -206,6 +204,7 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
         values.x[i] = frozen_fp8_value(pack.codes[i], inverse);
     packed_store_some(out + (int64_t)blockIdx.x * cols + c, values, cols - c);
 }
+// Decodes rows [first, first + n) of a frozen matrix (rows, cols) to out (n, cols).
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
     LAUNCH(dev, frozen_fp8_dequantize_kernel, dim3((unsigned)n, blocks_for(cols, FROZEN_THREADS * PACK)),

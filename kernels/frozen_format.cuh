@@ -47,12 +47,14 @@ static inline size_t frozen_fp8_codes_bytes(int64_t rows, int64_t cols) { return
 static inline size_t frozen_nf4_codes_bytes(int64_t n) { return frozen_round_up((n + 1) / 2); }
 static inline size_t frozen_nf4_absmaxes_bytes(int64_t n) { return frozen_round_up(nf4_blocks(n)); }
 
+// Returns pointers to the parts of the FP8 matrix at `stored`, its codes and inverse scales; converts nothing.
 static inline struct fp8_matrix frozen_fp8(const void *stored, int64_t rows, int64_t cols) {
     fp8 *const codes = (fp8 *)(uintptr_t)stored;
     const struct fp8_matrix m = {codes, (float *)(void *)(codes + frozen_fp8_codes_bytes(rows, cols)), FP8_E4M3,
                                  FP8_128X128};
     return m;
 }
+// Returns pointers to the parts of the NF4 matrix of n elements at `stored`; converts nothing.
 static inline struct nf4_matrix frozen_nf4(const void *stored, int64_t n) {
     uint8_t *const codes = (uint8_t *)(uintptr_t)stored, *const absmaxes = codes + frozen_nf4_codes_bytes(n);
     float *const mean = (float *)(void *)(absmaxes + frozen_nf4_absmaxes_bytes(n));

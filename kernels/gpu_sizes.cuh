@@ -59,8 +59,9 @@ static inline int norm_backward_row_threads(int C) {
         threads *= 2;
     return threads;
 }
-// The number of runs that norm_backward cuts N rows into, a block each: as many as make 16 warps (32 at 512 threads a
-// row) on each of GPU_SMS, at most N / 16, or N / 4 if a row is a block's. Only sizes decide, so that GPUs' bits agree.
+// The number of runs that norm_backward cuts N rows into; a block takes one run. It is N / 16, or N / 4 where
+// norm_backward_row_threads is more than 32, but no more than 2 for each of GPU_SMS, or 4 for each where
+// norm_backward_row_threads is 128. Only the sizes decide, so that all GPUs give the same bits.
 static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * GPU_SMS : 2 * GPU_SMS,
@@ -70,10 +71,10 @@ static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_num_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
-static inline int residual_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
+static inline int residual_backward_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
 // The number of runs of rows of residual_backward: N / 16, but no more than make 64 warps on each of GPU_SMS.
 static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {
-    const int blocks = residual_column_blocks(C);
+    const int blocks = residual_backward_column_blocks(C);
     const int64_t most = (8 * GPU_SMS + blocks - 1) / blocks, chunks = (N + 15) / 16;
     return chunks < most ? chunks : most;
 }
@@ -138,7 +139,8 @@ static inline void sm90_shape_unavailable_reason(char *reason, size_t size, stru
     else if (shape.softcap > 0)
         snprintf(reason, size, "has no --attn-logit-softcapping");
 }
-// Writes to `reason` (size bytes) why wgmma in bf16 can't take the shape on this GPU; "" where it can. major 0: no GPU.
+// Writes to `reason` (size bytes) why attention by wgmma in bf16 can't take the shape on this GPU; an empty text where
+// it can. A gpu.major of 0 means that no GPU is here: that is a reason too.
 static inline void gpu_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape,
                                                struct compute_capability gpu) {
     sm90_shape_unavailable_reason(reason, size, shape);

@@ -1,4 +1,3 @@
-// Defines what kernels/gradients.cuh declares.
 #include "kernels/gradients.cuh"
 #include "kernels/four.cuh"      // four_load, four_store, FLAT_THREADS
 #include "kernels/gpu_sizes.cuh" // SQUARES_BLOCKS, gpu_squares_bytes
@@ -38,7 +37,7 @@ template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, 
 template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
     squares_block(sums, x, n, (int)blockIdx.x);
 }
-// sums (count, SQUARES_BLOCKS) = the partial sums of ranges from `first` on, by SQUARES_BLOCKS blocks each
+// Writes the partial sums of ranges[i], i >= first, to row i of sums (count, SQUARES_BLOCKS), one block for each sum.
 template <class T>
 static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const struct gradient_range *ranges,
                                                 int first) {
@@ -108,6 +107,7 @@ void sum_of_squares(double *total, const void *x, enum state_format format, int6
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
+// Adds `in` (n) to `store`, or overwrites `store` where `add` is false. Leaves the gaps between tensors as they are.
 static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
                                          struct flat_tensors tensors, bool add) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;

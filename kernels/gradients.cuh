@@ -55,16 +55,16 @@ void add_gradients(void *store, // (n)
                    const float *in, // (n)
                    int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
                    struct device *dev);
-// Returns r for tensor `row`; r.first is flat element `begin`'s index in the tensor, negative if that comes before it.
+// Returns r for tensor `row`: r.first is flat element `begin`'s index in the tensor, negative if `begin` is before it.
 HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
     r.tensor = (uint32_t)row;
     r.first = begin - tensor.begin;
     return r;
 }
-// Checks a step by all ranks' reports, with the same result on every rank: takes the norm of all ranks' gradients,
-// clips it to `clip` (0: never), and sees whether the norm and all losses are finite. A rank's report (width) has the
-// sum of its gradients' squares, then num_losses pairs of a sum of losses and the number of targets that count in it,
-// then other columns. targets: the step's on all ranks, counted or not, by which the losses were divided.
+// Checks a step by all ranks' reports, with the same result on every rank: the result is gradient_check_of's, but
+// `finite` is 0 also where any sum of losses is not finite. A rank's report (width) has the sum of its gradients'
+// squares, then num_losses pairs of a sum of losses and the number of targets that count in it, then other columns.
+// `targets`: the step's on all ranks, counted or not, by which the losses were divided. A `clip` of 0 never clips.
 void gradient_check(struct gradient_check *check, // (1)
                     const double *reports,        // (ranks, width)
                     int ranks, int width, int num_losses, double targets, double clip, struct device *dev);

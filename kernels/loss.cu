@@ -1,4 +1,3 @@
-// Defines what kernels/loss.cuh declares.
 #include "kernels/loss.cuh"
 #include "kernels/packed_floats.cuh"  // packed_to_floats, packed_store_some
 #include "kernels/ptx.cuh"            // exp2_approx, reciprocal_approx, shared memory
@@ -19,7 +18,7 @@ enum { LOSS_BLOCKS = 2 };
 #endif
 
 // Returns e^x for x <= 0, and 0 below -87, by the special function unit: the FMA units can't do two exponentials an
-// element in the time of its memory traffic. x is z - shift, not yet scaled: scaled apart, each would be rounded.
+// element in the time of its memory traffic. Pass z - shift: scaling z and shift first would round each.
 DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
 struct logit {
@@ -328,9 +327,9 @@ static inline float logits_largest(const floatX *x, int n) {
     return result;
 }
 
-// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018). The shift is the first block's largest z,
-// but finite, so that -infinity adds 0. It moves only if a later block's sum reaches 1e15: so sum is between 1 and 1e15
-// * blocks, and any z that counts is far above shift - 87, where exponentials become 0. NaN or +infinity makes it NaN.
+// Returns a row's shift and sum in one pass (Milakov and Gimelshein 2018), on one CPU thread. The shift is the largest
+// z of the first LOSS_BLOCK logits, but finite. It rises only if a later LOSS_BLOCK's sum reaches 1e15: so nothing
+// overflows, and no exponential that counts becomes 0. NaN or +infinity makes the sum NaN.
 ALWAYS_INLINE struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V, struct logit_transform t,
                                                     enum logit_kind kind) {
     struct softmax_row row = {-FLT_MAX, 0};

@@ -1,4 +1,3 @@
-// Defines what kernels/muon.cuh declares.
 #include "kernels/muon.cuh"
 #include "kernels/device_memory.cuh" // device_zero
 #include "kernels/flat_states.cuh"   // state_four_load, state_decoded, flat_merge_amaxes

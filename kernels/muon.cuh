@@ -33,11 +33,11 @@ struct muon_step_range {
     float lr, weight_decay;
     struct rounding rounding; // of bf16 parameters without a remainder
 };
-// value = (1 - lr weight_decay) value - lr scale factor
-// in fp32. value is the fp32 parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without a
-// remainder is rounded stochastically. Takes lr_scale, decays and amax from the rows of tensors, as adamw_update does.
-// Where check (1) is not finite only the amax is taken; NULL is finite. matrices is the table of Muon's matrices, whose
-// rows have `scale`. A matrix begins anywhere, and each element of the range is in one, except in gaps.
+// Updates along the factors: value = (1 - lr weight_decay) value - lr scale factor, in fp32. value is the fp32
+// parameter, or the bf16 parameter joined with its remainder; a bf16 parameter without a remainder is rounded
+// stochastically. The rows of tensors give lr_scale and decays, and where to merge the parameters' amax, as in
+// adamw_update. Where check (1) is not finite only the amax is merged; NULL is finite. matrices is the table of Muon's
+// matrices, whose rows have `scale`. A matrix begins anywhere, and each element of the range is in one, except in gaps.
 void muon_step(struct muon_step_range r, struct flat_tensors tensors, struct flat_tensors matrices,
                const struct gradient_check *check, struct device *dev);
 __END_DECLS

@@ -1,4 +1,3 @@
-// Defines what kernels/newton_schulz.cuh declares.
 #include "kernels/newton_schulz.cuh"
 #include "kernels/four.cuh" // FLAT_THREADS
 

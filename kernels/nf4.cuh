@@ -1,12 +1,10 @@
-// NF4, the 4-bit format of QLoRA (Dettmers et al. 2023, arXiv 2305.14314), as bitsandbytes stores it
-// (github.com/bitsandbytes-foundation/bitsandbytes: get_4bit_type and create_dynamic_map in functional.py, dQuantizeNF4
-// and kQuantizeBlockwise in csrc/kernels.cu).
+// NF4, the 4-bit format of QLoRA (Dettmers et al. 2023, arXiv 2305.14314), as bitsandbytes stores it (get_4bit_type and
+// create_dynamic_map in functional.py, dQuantizeNF4 and kQuantizeBlockwise in csrc/kernels.cu).
 //
 // The elements of a matrix, row after row, are cut into blocks of 64, whose absmax is their largest magnitude. A code
 // is the number of the level nearest to element / absmax, in a tie the lower level's. Two neighbors share a byte, the
 // first in its upper half. Absmaxes take 8 bits ("double quantization"): their mean is subtracted, blocks of 256 are
-// divided by their largest magnitude, and each becomes the code of the dynamic map's nearest value. That is 4 + 8 / 64
-// + 32 / (64 256) = 4.127 bits an element.
+// divided by their largest magnitude, and each becomes the code of the dynamic map's nearest value.
 //
 // An element read back is level * absmax in fp32, rounded once to floatX: bitsandbytes' bits. An absmax gets the
 // nearest code, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and takes a neighbor for some.

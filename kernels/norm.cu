@@ -1,4 +1,3 @@
-// Defines what kernels/norm.cuh declares.
 #include "kernels/norm.cuh"
 #include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
 #include "kernels/column_sums.cuh"   // column_sums_add_pack
@@ -439,8 +438,8 @@ void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64
                        struct dropout dropout, struct device *dev) {
     if (partial != NULL)
         LAUNCH(dev, residual_backward_columns_kernel,
-               dim3((unsigned)residual_column_blocks(C), (unsigned)gpu_residual_backward_num_runs(N, C)), NORM_THREADS,
-               NORM_THREADS * PACK * sizeof(float), ddelta, partial, dout, N, C, scale, dropout);
+               dim3((unsigned)residual_backward_column_blocks(C), (unsigned)gpu_residual_backward_num_runs(N, C)),
+               NORM_THREADS, NORM_THREADS * PACK * sizeof(float), ddelta, partial, dout, N, C, scale, dropout);
     else if (dropout.p != 0 || scale != 1)
         LAUNCH(dev, residual_backward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout,
                N * C, scale, dropout);

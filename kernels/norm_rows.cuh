@@ -45,7 +45,7 @@ DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const f
 }
 
 // Replaces each x[k] by its sum over the row's threads. All lanes of the warp call or, for THREADS > 32, all threads of
-// the block, which exchange sums in COUNT slots of THREADS / 32 shared floats, from `slot` on, free after a barrier.
+// the block: by shared slots `slot` to slot + COUNT - 1 of THREADS / 32 floats, free after a barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);

@@ -1,5 +1,4 @@
-// The instructions of sm_90a that kernels/ptx.cuh has not: TMA, mbarriers, wgmma, warp specialization. One wrapper an
-// instruction, and beside each its model on the host (test/emu/async.h).
+// The instructions of sm_90a that kernels/ptx.cuh has not, each beside its model on the host (test/emu/async.h).
 //
 // Two kinds of access meet in shared memory: the generic proxy's (ordinary loads and stores, ldmatrix, stmatrix) and
 // the async proxy's (TMA, bulk copies, wgmma). The async proxy sees what the generic proxy wrote after each thread that
@@ -91,7 +90,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Waits as mbarrier_wait (here a macro) does; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
+// Does mbarrier_wait, a macro that calls this; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
                           PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
@@ -147,8 +146,7 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// Returns l2_evict_last's policy, made anew at each call, as attention's backward would spill a policy that is kept.
-// Attention's forward at head dim 64 would spill with new ones, and keeps one.
+// Returns l2_evict_last's policy, made anew at each call: attention's backward would spill one kept in a register.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -183,7 +181,8 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// Begins to store a box where tma_load_4d loads one, but nothing past the tensor's ends. bulk_store's conditions hold.
+// Begins to store the box at `from`, a multiple of 128, to where tma_load_4d would load one from. Nothing is stored
+// past the tensor's ends. bulk_store's other conditions hold.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -434,7 +433,7 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// Begins wgmma_shared's product: `a` is warp w's rows from 16 w on, as in mma_m16n8k16, and must stay until wgmma_wait.
+// Begins wgmma_shared's product with A in registers: warp w's rows are 16 w to 16 w + 15. `a` stays until wgmma_wait.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -498,7 +497,7 @@ PTX_FUNCTION bool elect_one(void) {
 }
 
 // Stores four 8x8 matrices, the inverse of ldmatrix_x4. Lane 8j + r gives the address, a multiple of 16, of row r of
-// matrix j. Word j has its elements (g, 2t), (g, 2t + 1), g = lane / 4, t = lane % 4. All lanes of the warp call.
+// matrix j. Word j holds elements (g, 2t), (g, 2t + 1) of matrix j, g = lane / 4, t = lane % 4. All lanes call.
 PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -544,7 +543,7 @@ PTX_FUNCTION int load_acquire(const int *at) {
 #endif
 }
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Waits as wait_acquire (here a macro) does; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
+// Does wait_acquire, a macro that calls this; after WAIT_LIMIT_NS leaves a wait_record and traps. PLACE: a wait_place.
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
                           "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),

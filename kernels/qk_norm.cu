@@ -1,4 +1,3 @@
-// Defines what kernels/qk_norm.cuh declares.
 #include "kernels/qk_norm.cuh"
 #include "kernels/gpu_sizes.cuh" // gpu_qk_norm_backward_bytes
 #include "kernels/norm_rows.cuh" // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
@@ -37,7 +36,7 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
-// Stores as row_store does, or by packed_store_unsplit for PACKS of 1 to 7. With 8 packs it leaves too few registers.
+// Does row_store, by packed_store_unsplit where PACKS is 1 to 7. With 8, packed_store_unsplit takes too many registers.
 template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
     if (PACKS > 0 && PACKS < 8)
         packed_store_unsplit(row + c, value);
@@ -192,8 +191,8 @@ size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape, c
     return gpu_qk_norm_backward_bytes(N, shape);
 }
 
-// Does backward for the q or the k rows of `tokens` tokens, `count` rows of C elements each: d becomes dx, sums (C) =
-// their dweight. d, x and rstd start at the first such row. All threads call. turn: row_sums' slot, at first 0.
+// Does backward for `tokens` tokens' q rows or k rows; a token has `count` such rows of C elements. d becomes dx, sums
+// (C) = their dweight. d, x and rstd start at the first such row. All threads call. turn: row_sums' slot, at first 0.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,

@@ -21,8 +21,8 @@ struct qk_norm_rotary {
 };
 
 __BEGIN_DECLS
-// out = x * rstd * weight (with one_plus 1 + weight) for each row x of q and k, rstd = 1 / sqrt(mean(x^2) + epsilon),
-// then rotated where there is a table, with the bits of a norm and rope_forward, in one pass. v's rows are copied.
+// Normalizes q's and k's rows x to x * rstd * w, rstd = 1 / sqrt(mean(x^2) + epsilon), w = weight or, with one_plus, 1
+// + weight. Rotates them where there is a table, to the same bits as rope_forward would afterwards. Copies v's rows.
 void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                      float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                      const floatX *qkv, // (N, (H + 2 Hkv) D)

@@ -1,4 +1,3 @@
-// Defines what kernels/random.cuh declares.
 #include "kernels/random.cuh"
 
 #ifdef TARGET_CUDA
@@ -30,7 +29,7 @@ void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n)
     }
 }
 
-// Draws by Box-Muller: a block's words are (u1, u2) of two pairs of numbers, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+// Draws by Box-Muller: each pair of words (u1, u2) makes r cos(2 pi u2) and r sin(2 pi u2), with r = sqrt(-2 ln u1).
 void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
     const int64_t skip = (int64_t)(first_element % 4);
 #pragma omp parallel for schedule(static)

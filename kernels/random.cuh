@@ -147,8 +147,9 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 }
 #endif
 
+// Returns the third word of Philox's counter for a rounding: the lower half of step + *r.counter, or of step for NULL.
 HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
-// Returns the counter's fourth word for a rounding: the second highest bit, the tensor, and enum rounding_use.
+// Returns the fourth word of Philox's counter for a rounding: its second highest bit, tensor, and enum rounding_use.
 HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
 // Returns the random words of elements r.first + at to r.first + at + 3; `at` is a multiple of 4.
 HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
@@ -174,6 +175,7 @@ static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t elem
     return uniform_from_word(four.word[element % 4]);
 }
 
+// Returns the factor by which dropout multiplies an element: 0, or 1 / (1 - d.p) if the element is kept.
 HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)dropout_step(d),

@@ -1,4 +1,3 @@
-// Defines what kernels/rope.cuh declares.
 #include "kernels/rope.cuh"
 #include "kernels/amax.cuh"           // amax_merge_rows, amax_merge_warp
 #include "kernels/packed.cuh"         // packed_load_some

@@ -92,7 +92,7 @@ HOST_DEVICE float code_scale(uint32_t largest) {
 }
 // Returns the scale of a block of roots, the square root of code_scale. largest: the bits of the largest second moment.
 HOST_DEVICE float root_code_scale(uint32_t largest) { return sqrtf(code_scale(largest)); }
-HOST_DEVICE float code_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
+HOST_DEVICE float code_scale_inverse(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // Returns the index of the magnitude nearest to y >= 0: in code_magnitudes where n = 1 and last = CODE_LAST, in
 // root_code_magnitudes where n = 2 and last = ROOT_CODE_LAST. Halfway it returns either; for NaN, and y below half the
@@ -127,7 +127,7 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
     const float value = CODES(code_magnitudes)[code & CODE_LAST] * scale;
     return float_from_bits(float_bits(value) | (uint32_t)(code & CODE_NEGATIVE) << 24);
 }
-// Returns the code of the root of x >= 0, a second moment; only 0 and NaN get 0. inverse: code_inverse of the scale.
+// Returns sqrt(x)'s code for x >= 0, a second moment; only 0 and NaN get 0. inverse: the scale's code_scale_inverse.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
     const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
     return (uint8_t)(index > least ? index : least);

@@ -1,4 +1,3 @@
-// Defines what kernels/state_format.cuh declares.
 #include "kernels/state_format.cuh"
 
 void state_decode(float *out, const void *state, enum state_format format, int64_t n) {

@@ -35,6 +35,7 @@ HOST_DEVICE size_t state_block_bytes(enum state_format format) {
     }
     return 0;
 }
+// Returns the bytes of a state of n elements, rounded up to whole blocks of STATE_BLOCK elements; 0 for FORMAT_NONE.
 HOST_DEVICE size_t state_bytes(enum state_format format, int64_t n) { // of whole blocks
     return (size_t)((n + STATE_BLOCK - 1) / STATE_BLOCK) * state_block_bytes(format);
 }
@@ -130,6 +131,7 @@ static inline void state_decode_block(float *out, const void *block, enum state_
                                      : "remainders of master weights are no numbers without their parameters");
 }
 
+// Returns the largest magnitude among the values, as the bits of a float.
 static inline uint32_t values_largest_bits(const float *values, int count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -152,7 +154,7 @@ static inline void state_encode_block(void *block, const float *values, enum sta
         return;
     case FORMAT_8BIT:
         scale = code_scale(values_largest_bits(values, count));
-        inverse = code_inverse(scale);
+        inverse = code_scale_inverse(scale);
         coded->scale = scale;
 #pragma omp simd
         for (int i = 0; i < count; i++)
@@ -160,7 +162,7 @@ static inline void state_encode_block(void *block, const float *values, enum sta
         return;
     case FORMAT_8BIT_ROOT:
         scale = root_code_scale(values_largest_bits(values, count));
-        inverse = code_inverse(scale);
+        inverse = code_scale_inverse(scale);
         coded->scale = scale;
 #pragma omp simd
         for (int i = 0; i < count; i++)

@@ -12,7 +12,7 @@ struct tensor_map {
 // The driver's function is looked up by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
 #if CUDART_VERSION >= 12050
-// Sets *function to the driver's cuTensorMapEncodeTiled and *found to whether there is one. Returns CUDA's error.
+// Sets *function to the driver's cuTensorMapEncodeTiled, *found to CUDA's result of the search. Returns CUDA's error.
 static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
     return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", function, 12000, cudaEnableDefault, found);
 }

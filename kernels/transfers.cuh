@@ -5,8 +5,7 @@
 //
 // A transfer begins when all work that was enqueued on the device before it is done; transfers of one direction run in
 // order. Until transfer_wait, which must follow, nobody else may write its operands, nor read what it writes. A
-// transfer that began within a graph's recording is waited for within it, and only such a transfer is. Where work is
-// recorded in segments, transfers are between these and in no graph.
+// transfer that began within a graph's recording is waited for within it, and only such a transfer is.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/device_memory.cuh"  // device_allocate, host_reserve
@@ -31,8 +30,8 @@ static void transfers_close(struct transfers *t, struct device *dev);
 // Returns a ticket, never 0. Until transfer_wait nobody else may write the copy's operands, nor read its result.
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
-// Makes all work that is enqueued on the device from here on wait until the transfer is done; the cpu target waits at
-// once. Ticket 0: no wait. Aborts unless transfer and wait are in the same recording of a graph, or neither is in any.
+// Makes work that is enqueued from here on wait until the transfer is done; the cpu target waits at once. Not within an
+// op. Ticket 0: no wait. Aborts unless transfer and wait are in the same recording of a graph, or in none.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
 // Returns the seconds since transfers_open that the device waited for transfers. Counts waits that are over and in no
 // graph; on the cpu target it is 0 without a bus rate. Must not be called while a graph is recorded.
@@ -40,8 +39,8 @@ static double transfers_waited_s(struct transfers *t);
 // Measures each direction's rate in 1e9 bytes a second, gbps, by copies of `bytes` both ways at once; on the cpu target
 // one after the other. TRANSFER_MEASURED_BYTES are enough. Takes 2 * bytes of device and of host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, size_t bytes, double gbps[TRANSFER_DIRECTIONS]);
-// Puts off the cpu target's copies of this direction, for tests, so that a missing wait shows. A copy is made at a wait
-// for it or for a later one, or when TRANSFER_EVENTS later ones have begun. In the emulator EMU_STREAMS does so.
+// Makes the cpu target's copies of this direction as late as possible, so that tests find a missing wait: when it or a
+// later one is waited for, or when TRANSFER_EVENTS later ones have begun. Other targets ignore the call.
 static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction);
 
 // A ticket: the transfer's number in its direction, from 1, the recording in which it began (0: none), the direction.
@@ -95,7 +94,7 @@ static void transfers_close(struct transfers *t, struct device *dev) {
     t->open = false;
 }
 
-// Returns the number by which tickets name the recording of a graph under way; 0 where no graph is recorded.
+// Returns the number that tickets have for the recording of a graph that is under way; 0 where no graph is recorded.
 static uint64_t transfer_recording(const struct device *dev) {
     return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
 }
@@ -135,8 +134,8 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
     cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
     return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// Waits for the transfer's event, or for a later transfer's event in its place. Aborts unless transfer and wait are in
-// the same recording, or in none: no event orders across recordings.
+// Enqueues a wait for the transfer's event, or for a later transfer's event in its place. Aborts unless transfer and
+// wait are in the same recording, or in none: no event orders across recordings.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
     const enum transfer_direction direction = transfer_direction_of(ticket);
     const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
@@ -157,6 +156,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 }
 static void transfers_postpone_copies(struct transfers *t, enum transfer_direction direction) {}
 
+// Copies `bytes` each way, both at once, and sets gbps[direction] to the gigabytes a second of each.
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, size_t bytes,
                                      struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
     uint64_t tickets[TRANSFER_DIRECTIONS];

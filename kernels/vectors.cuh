@@ -140,8 +140,8 @@ static inline vec_words vec_round_bf16(vec x) {
 }
 
 #if defined(__AVX512BF16__)
-// Stores x0 and x1 as bf16: as VNNI pairs, x0[i] in the low half, in pairs (LANES), and as rows in row0 and row1 (LANES
-// each). pairs may be NULL, and so may row0 with row1. Addresses are aligned to what is stored there.
+// Stores x0 and x1 as bf16: to `pairs` (LANES) as VNNI pairs with x0[i] in the low half, and to row0 and row1 (LANES
+// each) as rows. `pairs` may be NULL, and so may row0 with row1. Addresses are aligned to what is stored there.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {

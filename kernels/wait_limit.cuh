@@ -1,6 +1,5 @@
 // A time limit for the loops in which a thread waits for others (mbarrier_wait, wait_acquire). With DEVICE_WAIT_LIMIT
-// defined, in seconds, as for tests and benchmarks, a wait that takes longer ends the kernel, and the error's message
-// says which thread waited where for what. Without it there is no limit.
+// defined, in seconds, a longer wait ends the kernel, and the error says which thread waited where for what.
 //
 // A call of printf would change the kernel that is tested: its wgmmas would run one by one, and setmaxnreg might be
 // ignored. So the thread leaves a record in pinned memory of the host, and traps; all of it is one asm to the compiler.

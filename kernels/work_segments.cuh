@@ -27,8 +27,8 @@ static void segments_begin(struct work_segments *segments, struct device *dev);
 // Ends what segments_begin began: cuts the last segment (segments_cut). All count as recorded from then on. Aborts if
 // there are fewer segments than were recorded. Does nothing where CUDA refused to begin a recording on the way.
 static void segments_end(struct device *dev);
-// Whether the caller is to run the next op, and then to call segments_op_end; false where a graph has the op already.
-// Always true on the cpu target, without begun segments, within an op, and once CUDA has refused to begin recording.
+// Whether the caller must run an op, then call segments_op_end. Returns false only if segments_cut enqueues the op in a
+// recorded graph: never on the cpu target, within an op, without segments_begin, or once CUDA refused to record.
 static inline bool segments_op_begin(struct device *dev);
 static inline void segments_op_end(struct device *dev);
 // Ends a segment, and enqueues its graph. Call this before anything but an op is enqueued. Does nothing if the segment
@@ -94,7 +94,7 @@ static struct work_segment *segment_at_hand(struct work_segments *s) {
         memset(&s->list[s->count++], 0, sizeof *s->list);
     return &s->list[s->at];
 }
-// Enqueues the graph of the segment at hand, which a recording makes first; goes on to the next. Fails as segments_cut.
+// Ends the recording, if any, of the segment at hand, enqueues its graph, and goes to the next. Fails as segments_cut.
 static void segment_enqueue(struct work_segments *s, struct device *dev) {
     struct work_segment *const segment = segment_at_hand(s);
     if (!s->recorded) {

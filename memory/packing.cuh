@@ -125,7 +125,8 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Splits items by plan_stack, forcing so many that at most PLAN_FIT_PAIRS pairs are fitted. Sets floor and buckets.
+// Divides the items by plan_stack into stacked ones and fitted ones, about `live` of these in a tick. Stacks more of
+// them as long as more than PLAN_FIT_PAIRS pairs are fitted. Sets floor, and the buckets' number and classes.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -263,8 +264,8 @@ static bool plan_goes_on(const struct plan_packing *packing) {
            plan_is_worth_searching(packing->best_height, packing->bound, packing->work, PLAN_PACK_WORK, PLAN_PACK_WORK);
 }
 
-// Lowers packing->best, if it can: tries each kind of stack with each order of the fitted items, which plan_promote
-// improves from try to try. Ends after 50 rounds, at the bound, or at the limit of work.
+// Lowers packing->best, if it can. Tries each plan_fitted_live with each order of the fitted items, which plan_promote
+// improves after each try. Ends after 50 rounds, at the bound, or at the limit of work.
 static void plan_pack_stacks(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
@@ -306,5 +307,5 @@ static void plan_pack(struct plan_packing *packing) {
         skyline_search_by_chance(&skyline);
         plan_keep_lower(packing, &skyline);
     }
-    skyline_end(&skyline);
+    skyline_free(&skyline);
 }

@@ -1,11 +1,8 @@
-// Packs buffers of known lifetimes from the bottom up, valley by valley.
-//
-// The skyline is the top of what is placed, tick by tick. Ticks of one height in a row are a segment; a segment that is
-// lower than its neighbors is a valley. A valley takes the first unplaced item, in a given order, whose lifetime lies
-// within it; if there is none, the valley is raised to its lower neighbor. This is the best-fit heuristic of Burke,
-// Kendall & Whitwell (2004) for fixed lifetimes. An item fits into one valley only: it doesn't matter which is next.
-//
-// The search is over orders. Where lifetimes nest, one of the first meets the bound; offloaded buffers take more tries.
+// Packs buffers of known lifetimes from the bottom up. The skyline is the top of what is placed, tick by tick. Ticks of
+// one height in a row are a segment; one lower than its neighbors is a valley. A valley takes the first unplaced item,
+// in a given order, whose lifetime lies within it, or is raised to its lower neighbor. This is the best-fit heuristic
+// of Burke, Kendall & Whitwell (2004) for fixed lifetimes. An item fits into one valley only, so any may be next. The
+// search is over orders. Where lifetimes nest, one of the first meets the bound; offloaded buffers take more tries.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <limits.h>                // INT_MAX
@@ -40,6 +37,7 @@ struct plan_key {
     int item;
 };
 
+// Compares two struct plan_key for qsort: the larger key comes first; of equal keys, the lower item does.
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
@@ -146,7 +144,7 @@ static int skyline_pick(struct skyline *s, int first, int last) {
     return picked;
 }
 
-// Returns the first tick of the segment after the segment that begins in `tick`; -1 if that segment is the last.
+// Returns the first tick of the next segment after the segment that begins in `tick`; -1 if no segment follows.
 static int skyline_after(const struct skyline *s, int tick) {
     return s->segment_last[tick] + 1 < s->ticks ? s->segment_last[tick] + 1 : -1;
 }
@@ -293,7 +291,7 @@ static int skyline_chance(uint32_t *state, int below) {
     return (int)((uint64_t)(*state >> 8) * (uint64_t)below >> 24);
 }
 
-// Whether two items have the same bytes and length, as the same tensor of two layers has.
+// Whether two items have the same size and live for equally many ticks, as the same tensor of two layers does.
 static bool skyline_are_alike(const struct plan_item *a, const struct plan_item *b) {
     return a->bytes == b->bytes && plan_item_ticks(a) == plan_item_ticks(b);
 }
@@ -311,10 +309,10 @@ static void skyline_shuffle(struct skyline *s, int *order, uint32_t *chance) {
     skyline_move(s, order, 10, to - lead);
 }
 
-// Moves items in an order (count), to lower one random item that s->best has above the bound. Draws that item among the
-// items shorter than s->ticks / 4; returns false, having moved nothing, if there is none. One to six times moves a
-// random item that lives within SKYLINE_NEAR ticks of it, with the alike items of equal begin, to another such item's
-// place. In half of the calls also moves what lies alike around each item above the bound that is like the drawn one.
+// Changes an order (count) to lower H, a random item shorter than s->ticks / 4 that s->best has above the bound.
+// Returns false, with nothing changed, if there is no such item. One to six times draws two items that live within
+// SKYLINE_NEAR ticks of H. Moves the first, with the alike items of equal begin, to the place of the second. In half of
+// the calls also moves what lies alike around each item above the bound that is like H.
 static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
     int above = 0;
     for (int i = 0; i < s->count; i++)
@@ -352,7 +350,7 @@ static bool skyline_repair(struct skyline *s, int *order, uint32_t *chance) {
 // ---- the search ----
 
 // Sets up a search over items (count), which live in ticks [0, ticks), and tries nothing yet. bound: the largest sum of
-// live bytes. The items must outlive the search, and stay in order. skyline_end frees the search.
+// live bytes. The items must outlive the search, and stay in order. skyline_free frees the search.
 static void skyline_begin(struct skyline *s, const struct plan_item *items, int count, int ticks, size_t bound) {
     memset(s, 0, sizeof *s);
     s->items = items;
@@ -392,7 +390,7 @@ static void skyline_begin(struct skyline *s, const struct plan_item *items, int 
             s->live[tick] += items[i].bytes;
 }
 
-static void skyline_end(struct skyline *s) {
+static void skyline_free(struct skyline *s) {
     free(s->offset); // and all arrays of size_t
     free(s->rank);   // and all arrays of int
     free(s->moves);
@@ -407,8 +405,7 @@ static bool plan_is_worth_searching(size_t height, size_t bound, int64_t work, i
     return work < (much ? most : least);
 }
 
-// Tries an order (count) by skyline_try, and keeps it in search->lowest if its packing is no higher than
-// search->lowest_height. s->best keeps the lowest packing of all searches.
+// Tries an order (count), and keeps it in search->lowest if its packing is no higher than search->lowest_height.
 static void skyline_search_try(struct skyline *s, struct skyline_search *search, const int *order, size_t ceiling,
                                int64_t limit) {
     const size_t height = skyline_try(s, order, ceiling, limit);
@@ -418,7 +415,7 @@ static void skyline_search_try(struct skyline *s, struct skyline_search *search,
     memmove(search->lowest, order, (size_t)s->count * sizeof *order);
 }
 
-// Tries each initial order up to SKYLINE_PROMOTIONS times, promoted in between. Ends at the bound or the limit of work.
+// Tries each initial order SKYLINE_PROMOTIONS times, with skyline_promote between. Ends at the bound or limit of work.
 static void skyline_search_by_promotion(struct skyline *s) {
     struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)s->count, sizeof *keys);
     for (int i = 0; i < SKYLINE_ORDERS; i++)

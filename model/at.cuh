@@ -14,12 +14,15 @@ struct at {
     uint32_t ranged;                             // the activations of which one range exists at a time
     int range_slot; // the slot of a range's activation 0; the other activations' slots follow
 };
+// Returns an `at` of all the pass's tokens in layer l (-1: none). produce: the activations to make, a bit each (BIT).
 static struct at at_layer(struct gpt *m, enum pass pass, int l, uint32_t produce) {
     const int64_t N = extent_of(m, pass).N;
     const struct at at = {m, pass, l, produce, 0, N, N, N, 0, 0};
     return at;
 }
+// Whether `at` is of a range among several of the pass's tokens; false if it is of all tokens at once.
 static bool at_is_range(struct at at) { return at.largest_range_rows < extent_of(at.m, at.pass).N; }
+// Whether at.produce has any of the activations in `set`, a bit each (BIT).
 static bool produces(struct at at, uint32_t set) { return at.produce & set; }
 
 // Begins a phase of layer at.l, named `op`. For a range adds "of a chunk" to the name, as plans call a range a chunk.
@@ -53,7 +56,8 @@ static struct at at_layer_below(struct at at) {
 struct norm_stats {
     float *mean, *rstd; // (rows) means and reciprocal standard deviations; mean is NULL for RMSNorm
 };
-// Returns pointers to token `first` of `statistics`: N rstd, then for LayerNorm only N means. NULL where there is none.
+// Returns pointers to the rstd and mean of token `first` in `statistics`, which holds N rstd and, for LayerNorm only,
+// then N means. mean is NULL for RMSNorm; both are NULL if `statistics` is NULL.
 static struct norm_stats norm_stats_from(const struct gpt *m, float *statistics, int64_t N, int64_t first) {
     struct norm_stats rows = {NULL, NULL};
     if (statistics) {

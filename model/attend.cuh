@@ -42,12 +42,11 @@ static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     shape.epsilon = (float)m->config.model.norm_epsilon;
     return shape;
 }
-// Returns what attention reads outside FP8: q, k and v (N, qkv_width), live in this phase; NULL when planning.
+// Returns q, k and v (N, qkv_width) in floatX, as attention outside FP8 reads them, in this phase; NULL when planning.
 static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
     return activation(m, pass, l, attention_input_id(m));
 }
-// Computes attention of qkv (N, qkv_width) into att.data (N, H D), in this phase. Fills `saved` for backward, even in a
-// pass that has none. Merges att.amax; makes no att.sums.
+// att.data (N, H D) = attention of qkv (N, qkv_width), in this phase. Always fills `saved`. Merges amax; makes no sums.
 static void attention(struct gpt *m, enum pass pass, int l, struct sink att, void *saved, const floatX *qkv) {
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.model.attention_dropout, l, DROPOUT_ATTENTION);

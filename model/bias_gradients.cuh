@@ -17,8 +17,8 @@ enum bias_source { BIAS_BY_WGRAD, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVA
 // does: wgrad sums or, in FP8, the cast. It is the answer on a CPU, and for a bias that isn't trained.
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear);
 
-// Returns bias_source of a branch's projection, after bias_source has checked all else. The op that makes the gradient
-// of the projection's output leaves the sums: a norm's backward, or the backward of dropout and multiplier.
+// Returns bias_source of a branch's projection, after bias_source has checked all else. It is the backward, of a norm
+// or of dropout and multiplier, that makes the output's gradient; else BIAS_BY_WGRAD.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient

@@ -72,7 +72,7 @@ static const struct branch MLP_BRANCH = {LINEAR_FC,
 static bool is_mlp(const struct branch *b) { return b->input == LINEAR_FC; }
 // Whether a branch reads the layer's input; else it reads the stream after attention's branch.
 static bool reads_layer_input(struct at at, const struct branch *b) { return !is_mlp(b) || at.m->shape.layer.parallel; }
-// Returns what a branch reads of the residual stream, (rows, C), live in this phase; NULL when planning.
+// Returns the residual stream as a branch reads it, before any norm, (rows, C), live in this phase; NULL when planning.
 static const floatX *branch_input(struct at at, const struct branch *b) {
     return reads_layer_input(at, b) ? rows_of(at_layer_below(at), ACT_OUT) : rows_of(at, ACT_MID);
 }
@@ -92,7 +92,7 @@ static floatX *residual_after_attention(struct at at) {
                             (size_t)extent_of(at.m, at.pass).N * at.m->shape.layer.C * sizeof(floatX),
                             forward_group_name(at.pass), "residual after attention");
 }
-// Whether residual_after_attention, the sum of the layer's input and attention's branch, is to be made.
+// Whether the residual after attention is to be made: at.produce has MID or, with parallel branches, OUT, its sum.
 static bool residual_after_attention_is_wanted(struct at at) {
     return produces(at, at.m->shape.layer.parallel ? BIT(OUT) : BIT(MID));
 }
@@ -170,7 +170,7 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
     RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
                                  norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
-// Runs b's projection in a new phase, if at.produce has its output, which is an activation only if a norm follows it.
+// Runs b's projection in a new phase, if at.produce has its output. Does nothing if no norm follows the projection.
 static void branch_project(struct at at, const struct branch *b) {
     if (!produces(at, 1u << b->projection))
         return;
@@ -214,8 +214,8 @@ static void branch_end(struct at at, const struct branch *b) {
 // ---- Backward ----
 
 // Returns the gradient of what a branch adds to the stream, (rows, C). That is the stream's gradient itself or, with
-// dropout or a multiplier, a buffer. A call for all tokens computes the buffer in this phase, and writes the sums of
-// its columns to `partial` unless that is NULL. A call for a range only reads the buffer.
+// dropout or a multiplier, a buffer. Only a call for all tokens computes this buffer, in this phase, and writes the
+// sums of its columns to `partial` unless that is NULL. Without a buffer `partial` is not written.
 static const floatX *addend_gradient(struct at at, const struct branch *b, float *partial) {
     struct gpt *m = at.m;
     if (branch_is_added_unscaled(m))
@@ -228,8 +228,8 @@ static const floatX *addend_gradient(struct at at, const struct branch *b, float
         RUN(m, residual_backward(dadded, partial, dres, at.rows, C, residual_scale(m), dropout, m->dev));
     return dadded;
 }
-// Opens the phase of the backward of b's projection, after going back through dropout, multiplier and the norm after b,
-// if any. Returns the gradient of the projection's output (rows, C). Before ranges call addend_gradient for all tokens.
+// Takes the gradient back through dropout, multiplier and norm after b, if any, and opens the projection's backward
+// phase. Returns the projection's dout, (rows, C). A caller by ranges calls addend_gradient for all tokens before.
 static const floatX *begin_projection_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;
     const int C = m->shape.layer.C;
@@ -253,15 +253,15 @@ static const floatX *begin_projection_backward(struct at at, const struct branch
     return d_rows(at, b->d_projection, C);
 }
 
-// Returns a sink of dres (rows, C), the stream's gradient. If dres is also the gradient of the output of layer l's
-// projection, the sink has the projection's amax and bias sums too. l -1: there is no projection.
+// Returns a sink of dres (rows, C), the stream's gradient. If dres is also the output gradient of layer l's projection,
+// the sink has the amax and bias sums that are wanted of dres. l -1: dres is incomplete, or no projection is left.
 static struct sink stream_sink(struct gpt *m, floatX *dres, int l, enum linear projection) {
     struct sink sink = plain_sink(dres);
     sink.sums = stream_bias_partial(m, l, projection);
     sink.amax = stream_amax(m, l, projection);
     return sink;
 }
-// Takes the gradient of branch b's input back through the norm before b, if there is one, and adds it to d_residual, in
+// Takes the gradient in slot b->d_input back through the norm before b, if there is one, and adds it to d_residual, in
 // a new phase. With parallel branches, call this for attention first: the MLP's call completes d_residual.
 static void branch_input_backward(struct at at, const struct branch *b) {
     struct gpt *m = at.m;

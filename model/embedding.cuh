@@ -33,7 +33,7 @@ static void upload_end(struct gpt *m) {
     if (!m->timeline.planning)
         m->io.batches++;
 }
-// Uploads a batch of a training step or an evaluation, in a phase of its own. The caller may reuse the batch at once.
+// Enqueues the upload of a batch for training or evaluation, in a new phase. The caller may reuse the batch at once.
 static void upload_batch(struct gpt *m, enum pass pass, struct batch batch) {
     const int64_t N = extent_of(m, pass).N;
     int32_t *pinned = upload_begin(m, pass, batch.inputs);

@@ -39,11 +39,12 @@ struct fp8_state {
 // Whether any layer trains in FP8 (--fp8-format); weights that are stored in FP8 do not count.
 static bool fp8_is_on(const struct fp8_state *f) { return f->end_layer > f->first_layer; }
 static bool fp8_has_layer(const struct fp8_state *f, int l) { return l >= f->first_layer && l < f->end_layer; }
-// The number of per-tensor scales of all layers, even in bf16; 0 only without FP8. With block scales, `scales` is NULL.
+// The number of per-tensor scales, of bf16 layers too; 0 without FP8. With block scales too it isn't 0, but none exist.
 static int fp8_num_scales(const struct fp8_state *f) {
     return fp8_is_on(f) ? f->num_layers * (FP8_KINDS + f->attention_tensors) : 0;
 }
 
+// Returns the index in `scales` of the scale of a linear layer's operand. With layer 0 also the index of its counts.
 static int fp8_index(int layer, enum linear linear, enum fp8_operand operand) {
     return (layer * LINEAR_COUNT + (int)linear) * FP8_OPERANDS + (int)operand;
 }
@@ -73,7 +74,7 @@ static enum fp8_granularity fp8_granularity_of(const struct fp8_state *f, enum f
 }
 // Whether there is a scale for each block, which the cast makes of the block's own elements: no amax is collected.
 static bool fp8_is_blockwise(const struct fp8_state *f) { return fp8_granularity_of(f, FP8_WEIGHT) != FP8_PER_TENSOR; }
-// Whether scales come from earlier steps' amaxes. While a tensor has no scale from these, its own amax makes one.
+// Whether all scales come from earlier steps' amaxes. While a tensor has no scale from these, its own amax makes one.
 static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f->delay.length > 0; }
 
 // The scales that are computed from histories of amaxes: [first, first + count) of `scales`.
@@ -107,7 +108,7 @@ static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum li
 static struct fp8_scale *fp8_attention_scale(const struct fp8_state *f, int layer, enum fp8_attention_tensor tensor) {
     return f->scales && (int)tensor < f->attention_tensors ? &f->scales[fp8_attention_index(f, layer, tensor)] : NULL;
 }
-// Returns where updates collect a weight's amax; NULL in bf16, with block scales, if weights_sharded or planning.
+// Returns where updates collect a weight's amax; NULL for bf16 layers and block scales, if weights_sharded or planning.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
     return f->weight_amaxes && fp8_has_layer(f, layer) ? &f->weight_amaxes[layer * LINEAR_COUNT + (int)linear] : NULL;
 }
@@ -178,6 +179,7 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
     f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
 }
 
+// The number of bytes of f->scales; 0 only without FP8. With block scales it is above 0, though f->scales is NULL.
 static size_t fp8_scales_bytes(const struct fp8_state *f) {
     return (size_t)fp8_num_scales(f) * sizeof(struct fp8_scale);
 }
@@ -185,7 +187,7 @@ static size_t fp8_weight_amaxes_bytes(const struct fp8_state *f) {
     return (size_t)f->num_layers * LINEAR_COUNT * sizeof(uint32_t);
 }
 enum { FP8_COUNTS_BYTES = FP8_KINDS * FP8_COUNTS * sizeof(uint64_t) };
-// The number of bytes of the amax histories of fp8_delayed_scales, which may exist without the delayed recipe; else 0.
+// The number of bytes of the amax histories of the scales that fp8_delayed_scales returns; 0 if no scale has one.
 static size_t fp8_history_bytes(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (size_t)delayed.count * (size_t)delayed.delay.length * sizeof(float);
@@ -235,8 +237,8 @@ static void fp8_set_inverses(struct fp8_state *f, float inverse, struct device *
     free(scales);
 }
 
-// Clears f->calibrates once all scales that attention must have before it runs are known. Call it after a step's
-// fp8_scales_update. Waits for the device, unless f->calibrates is false already or there are no scales.
+// Clears f->calibrates once all FP8 layers have the scales that attention takes from earlier steps: dS's and, if
+// delayed, its outputs'. Call it after fp8_scales_update. Waits for the device if f->calibrates and there are scales.
 static void fp8_update_calibrates(struct fp8_state *f, struct device *dev) {
     if (!f->calibrates || !f->scales)
         return;
@@ -258,7 +260,7 @@ static int64_t fp8_state_floats(const struct fp8_state *f) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     return (int64_t)delayed.count * (1 + delayed.delay.length);
 }
-// Copies what a checkpoint has of FP8's state from the device to `to` (fp8_state_floats > 0). Waits for the device.
+// Copies FP8's state of a checkpoint from the device to `to` (fp8_state_floats), and waits. Call it only if it has any.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const struct fp8_delayed delayed = fp8_delayed_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)fp8_num_scales(f), sizeof *scales);

@@ -9,8 +9,7 @@
 #include "model/fp8_linear.cuh"      // fp8_linear_input, amax_of
 #include "model/sequence.cuh"        // layer_attention_shape
 
-// Returns what the options demand of FP8 attention: backward too, FP8 outputs, sums in any order, and the gradients'
-// format.
+// Returns what the options demand of FP8 attention: backward too, FP8 outputs, sums in any order, gradients' format.
 static struct fp8_attention_demands fp8_attention_demands_of(const struct config *c) {
     const struct fp8_attention_demands demands = {
         config_attention_in_fp8(c) == FP8_ATTENTION_FULL, c->fp8.fp8_recipe == FP8_RECIPE_DELAYED,
@@ -64,7 +63,7 @@ static floatX *qkv_destination(struct at at, enum activation_id id) {
         return rows_of(at, id);
     return (floatX *)fp8_attention_buffer(m, at.pass, at.l, FP8_ATTENTION_BUFFER_VALUES, bytes);
 }
-// Casts attention's input in a new phase, if at.produce has it and it is read in FP8. In PASS_TRAIN also takes amaxes.
+// Casts q, k and v in a new phase, if attention reads FP8 and at.produce has them. In PASS_TRAIN first takes amaxes.
 static void cast_attention_input(struct at at) {
     struct gpt *m = at.m;
     const enum activation_id id = attention_input_id(m);
@@ -88,7 +87,7 @@ static void attend_in_fp8(struct at at, struct sink att) {
     RUN(m, fp8_attention_forward(out8, att.data, lse, codes, a, at.pass == PASS_TRAIN, ws, m->dev));
 }
 
-// Returns the gradient of attention's output, cast to FP8, (N, H D), live in this phase; NULL when planning.
+// Returns cast_attention_gradient's buffer for D_ATT in FP8, (N, H D), live in this phase; NULL when planning.
 static fp8 *dout_codes(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)(s->H * s->D);
@@ -143,7 +142,8 @@ static void attend_backward_in_bf16(struct at at, floatX *dqkv, struct attention
     RUN(m, fp8_attention_scale_lse(own_lse, lse, attention_lse_factor(m->backend), rows, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, out, own_lse, m->backend, a.shape, none, options, ws, m->dev));
 }
-// Writes attention's gradient dqkv (N, qkv_width), in this phase. Undoes RoPE. Merges dqkv's amax into options.amax.
+// Writes FP8 attention's gradient dqkv (N, qkv_width), in this phase. With FP8_ATTENTION_FULL computes it in FP8, after
+// cast_attention_gradient, else in bf16 from D_ATT. Undoes RoPE. Merges dqkv's amax into options.amax.
 static void attend_backward_in_fp8(struct at at, floatX *dqkv, struct attention_backward_options options) {
     switch (at.m->fp8.attention) {
     case FP8_ATTENTION_NONE: break;

@@ -52,7 +52,7 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Whether `linear` is attention's projection, and attention writes its input in FP8, as it does with delayed scales.
+// Whether `linear` is FP8 attention's projection, whose input attention itself writes in FP8: only with delayed scales.
 static bool attention_writes_fp8(struct at at, enum linear linear) {
     return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
 }
@@ -148,7 +148,7 @@ static void activate_in_fp8(struct at at, const floatX *fc) {
 
 // ---- Products ----
 
-// Whether an FP8 product, of forward or else of backward, may accumulate fast, in fewer bits; never with block scales.
+// Whether FP8 products of forward or, if not `forward`, of backward may sum in fewer bits; never with block scales.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8.fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return forward && !fp8_is_blockwise(&m->fp8);
@@ -192,7 +192,7 @@ static void linear_forward_fp8(struct at at, enum linear linear, floatX *out) {
 
 // ---- Backward ----
 
-// Whether the op that makes the gradient of a linear layer's output also takes its amax; else cast_gradient takes it.
+// Whether the op that makes a linear layer's output gradient takes its amax, if needed; else cast_gradient takes it.
 static bool op_takes_gradient_amax(const struct gpt *m, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool stream =
@@ -205,7 +205,8 @@ static bool op_takes_gradient_amax(const struct gpt *m, enum linear linear) {
     }
     return false;
 }
-// Returns where the op that makes the gradient of a layer's output merges its amax; NULL if the op is to take none.
+// Returns where the op that makes the gradient of a linear layer's output merges the gradient's amax. Returns NULL if
+// the op is to take none: cast_gradient then takes it, or it is not needed.
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return op_takes_gradient_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
@@ -214,9 +215,9 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
     return m->shape.layer.norm_after || l < 0 ? NULL : gradient_amax(m, l, projection);
 }
 
-// Returns the cast of a layer's output gradient to both forms, live in this phase. The cast also writes a trained
-// bias's gradient or, if accumulates(m), adds to it.
-static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
+// Returns the buffers and settings for an op that casts an output gradient to both forms, live in this phase. The
+// caller runs the op, which also writes or adds a trained bias's gradient.
+static struct fp8_cast gradient_cast_buffers(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     struct fp8_cast to =
@@ -227,17 +228,18 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.add_dbias = accumulates(m);
     return to;
 }
-// Returns the scratch memory of gradient_cast's cast; NULL when planning, and if no bias is trained.
+// Returns scratch memory for gradient_cast_buffers' cast; NULL when planning, or if `linear` has no trained bias.
 static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
-// Casts dout (N, outputs) to gradient_cast's forms, in this phase. First takes its amax, unless dout's producer has.
+// Casts dout (N, outputs) to both forms, in this phase. Also writes a trained bias's gradient or, if accumulates(m),
+// adds to it. First takes dout's amax, unless dout's producer has or scales are of blocks.
 static void cast_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
-    const struct fp8_cast to = gradient_cast(m, l, linear);
+    const struct fp8_cast to = gradient_cast_buffers(m, l, linear);
     void *ws = gradient_cast_workspace(m, l, linear);
     if (!op_takes_gradient_amax(m, linear) && to.scale)
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
@@ -299,11 +301,11 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
         fp8_matrix_buffer(m, PASS_TRAIN, at.l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
-// Goes back through the MLP's activation, in this phase, and FC, in two new ones, to D_NORM2, as linear_backward_fp8
-// does. Call it only if activation_writes_fp8. dact (rows, F): the gradient of the activation of fc (rows, fc_width).
+// Makes the gradient of FC's output from dact (rows, F) and fc (rows, fc_width), and casts it to FP8, in this phase.
+// Then runs linear_backward_fp8 for FC, in two new ones, to D_NORM2. Call it only if activation_writes_fp8.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
-    const struct fp8_cast to = gradient_cast(m, at.l, LINEAR_FC);
+    const struct fp8_cast to = gradient_cast_buffers(m, at.l, LINEAR_FC);
     void *ws = gradient_cast_workspace(m, at.l, LINEAR_FC);
 #define IN_FP8(name) RUN(m, name##_backward_fp8(to, dact, fc, at.rows, m->shape.layer.F, ws, m->dev))
     ACTIVATION_SWITCH(m->shape.activation, IN_FP8, IN_FP8)

@@ -20,8 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// Returns next-token logits (sequences, Vp) of final_norm_buffer, scaled and capped, on the device; NULL when planning.
-// Columns from V on are undefined. Opens phases. Only a prefill reads lengths: the last token is lengths[b] - 1.
+// Returns next-token logits (sequences, Vp) of final_norm_buffer, scaled and capped, on the device; NULL in planning.
+// Columns from V on are undefined. Opens phases. Only a prefill reads host lengths: the last token is lengths[b] - 1.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->generation.sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     use_unit(m, pass, unit_with_head_weight(m));
@@ -52,7 +52,7 @@ static void upload_generation_inputs(struct gpt *m, enum pass pass, const int32_
 
 // Enqueues the forward of the prompts, from position 0 on, and fills the KV cache. tokens (sequences, prompt_tokens)
 // and lengths, on the host, may be reused at once. Row b's prompt is its first lengths[b] tokens, at least 1; the
-// others may be any below V. Returns next_logits, valid until the model's next call. Every rank calls this.
+// others may be any below V. Returns next_logits, on the device until the model's next call. Every rank calls this.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
     upload_generation_inputs(m, PASS_PREFILL, tokens, lengths);
@@ -65,7 +65,7 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
 
 // Enqueues the forward of one token of each sequence, at positions[b] < decode_tokens. The KV cache has the earlier
 // positions, and gets this one. tokens and positions (sequences), on the host, may be reused at once. Returns
-// next_logits, valid until the model's next call. Every rank calls this.
+// next_logits (sequences, Vp), on the device, valid until the model's next call. Every rank calls this.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
     upload_generation_inputs(m, PASS_GENERATE, tokens, positions);

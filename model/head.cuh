@@ -22,7 +22,7 @@ static int64_t loss_chunk(const struct config *c, int Vp, const struct device *d
     return chunk < N ? chunk : N;
 }
 
-// Returns the logits of a chunk, (rows, Vp), live in this phase; NULL when planning.
+// Returns a chunk's logits or, in generation, the last tokens', (rows, Vp), live in this phase; NULL when planning.
 static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
     return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
                             "logits");

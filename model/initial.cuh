@@ -10,6 +10,7 @@ static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
+// Returns the struct zero (ZeRO's shards) of a tensor's kind: &m->frozen of frozen tensors, &m->zero of trained ones.
 static struct zero *zero_of_tensor(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
 // Whether this rank holds any of a tensor's elements [first, first + n). Every rank holds all of a stored weight.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {

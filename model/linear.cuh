@@ -8,7 +8,7 @@
 
 // ---- Inputs ----
 
-// Whether at.produce needs a linear layer's input: it has the input or, in an FP8 layer, the product that reads it.
+// Whether a linear layer's input is to be made: at.produce has it or, in an FP8 layer, the product that reads it.
 static bool linear_input_is_wanted(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;

@@ -55,7 +55,8 @@ static void mlp_forward_ranges(struct at at) {
         linear_forward(range, LINEAR_MLP_PROJ, rows_of(range, product));
     }
 }
-// Returns FC, live in this phase, if linear_backward of the MLP's projection may go on through GELU; else NO_GELU.
+// Returns FC, live in this phase, if linear_backward of the MLP's projection may go on through GELU. Its `pre` is NULL
+// when planning. Returns NO_GELU for a range, in an FP8 layer, with an adapter, and for other activations.
 static struct gelu_input gelu_input_of(struct at at) {
     struct gpt *m = at.m;
     if (m->shape.activation != ACTIVATION_GELU || has_adapter(m, LINEAR_MLP_PROJ) ||

@@ -12,14 +12,15 @@ static int64_t mlp_range_tokens(const struct gpt *m, enum pass pass, int l) {
     const bool kept = trains && kept_activations(m, l) & (BIT(FC) | BIT(ACT));
     return tokens < extent_of(m, pass).N && !kept && !is_quantized(m, pass, l) ? tokens : 0;
 }
-// Returns the activations that recomputation leaves to the ranges of backward; 0 in another pass, and without ranges.
+// Returns the activations, in `produce` or not, that recomputation leaves to the ranges of backward. If `produce` has
+// OUT, they are only POST2_STATS. Returns 0 in another pass than PASS_BACKWARD, and without ranges.
 static uint32_t left_to_backward_ranges(const struct gpt *m, enum pass pass, int l, uint32_t produce) {
     if (pass != PASS_BACKWARD || mlp_range_tokens(m, pass, l) == 0)
         return 0;
     return produce & BIT(OUT) ? BIT(POST2_STATS) : BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
 }
 
-// Returns `at`, which has all tokens of a layer with ranges, with the rows of the largest and last range set.
+// Returns `at`, all tokens of a layer with ranges, with the largest range's number of rows set, and the last range's.
 static struct at at_with_range_rows(struct at at) {
     at.largest_range_rows = mlp_range_tokens(at.m, at.pass, at.l);
     at.last_range_rows = (at.rows - 1) % at.largest_range_rows + 1;
@@ -33,7 +34,8 @@ static struct at at_forward_ranges(struct at whole) {
     at.produce = at.ranged | 1u << product;
     return at;
 }
-// Returns backward's ranges, for at_next. Each makes NORM2, FC, ACT, MLP_PROJ and POST2_STATS again, where dropped.
+// Returns backward's ranges, for at_next. NORM2, FC, ACT, MLP_PROJ and POST2_STATS, where dropped, exist for one range
+// at a time. A range makes them again, except POST2_STATS, which the backward of the norm after the MLP makes.
 static struct at at_backward_ranges(struct at whole) {
     const uint32_t members = BIT(NORM2) | BIT(FC) | BIT(ACT) | BIT(MLP_PROJ) | BIT(POST2_STATS);
     struct at at = at_with_range_rows(whole);

@@ -90,7 +90,8 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// The number of 1 / RMS values per token that the backward of q's and k's norms reads; 0 if q and k are not normed.
+// The number of 1 / RMS values per token that the backward of q's and k's norms reads: one for each head of q and of k,
+// or 2 for norms of full width. It is 0 if q and k are not normed.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->model.qk_layernorm)
         return 0;
@@ -188,7 +189,7 @@ static struct lora_shape lora_shape_of(const struct config *c, const struct laye
 #undef ADD_ROW
     return lora;
 }
-// Whether outputs [first_row, first_row + num_rows) of a linear layer are one of the modules. If so, sets *module.
+// Whether a linear layer's outputs [first_row, first_row + num_rows) are one of LORA_MODULE_ROWS. If so, sets *module.
 static bool lora_module_at(enum lora_module *module, enum linear linear, int first_row, int num_rows,
                            const struct layer_shape *s) {
 #define FIND_ROW(id, linear_id, first, rows)                                                                           \
@@ -339,6 +340,7 @@ struct linear_row {
     struct linear_source source;
     enum gradient_by gradient_by;
 };
+// Returns the row of the table LINEAR_ROWS for a linear layer, not of a weight, with sizes by the layer's shape.
 static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, X, outputs, inputs, reads, shared, product, gradient_by)                                    \
@@ -485,11 +487,13 @@ static double parameters_number(const struct model_shape *s) {
     return number;
 }
 
+// Returns the unit of the final norm and of an untied head's weight. A tied weight is in the embeddings' unit.
 static int unit_of_head(void) { return 0; }
 // Returns the unit of layer l. Units are numbered in the order in which backward finishes them, so the head's is 0.
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
 
+// Returns the number of a tensor's unit: 0 for the head, then the layers from last to first, then the embeddings.
 static int unit_of(const struct parameters *p, const struct tensor *t) {
     switch (t->unit) {
     case UNIT_HEAD: return unit_of_head();
@@ -529,8 +533,8 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
         p->num_tensors++;
 }
 
-// Appends the next unit to `layout`: the trained tensors if it is &p->trained, the frozen ones if it is &p->frozen.
-// Pads it to a multiple of `multiple` elements. layer is -1 except for UNIT_LAYER. frozen is as in parameters_create.
+// Appends the next unit's trained tensors to `layout` if it is &p->trained, or frozen ones if it is &p->frozen. Pads
+// the unit to a multiple of `multiple` elements. layer is -1 except for UNIT_LAYER; frozen is as in parameters_create.
 static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                 enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
     const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
@@ -542,6 +546,7 @@ static void parameters_add_unit(struct parameters *p, struct flat_layout *layout
     layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
     layout->unit_begin[++p->num_units] = layout->flat;
 }
+// Appends all units, in backward's order, as parameters_add_unit does. Call it for &p->trained before &p->frozen.
 static void parameters_add_layout(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
                                   const bool *frozen, int64_t multiple) {
     p->num_units = 0;

@@ -25,7 +25,7 @@ static void gpt_free_graphs(struct gpt *m) {
 // The part of a micro-step that is the same each time, and so can be recorded.
 typedef void micro_step_work(struct gpt *m, double scale);
 
-// Enqueues the work as one graph. The first call records it; later calls only launch it, with the first `scale`. Where
+// Enqueues the work as one graph, which the first call records and later calls launch. Later calls ignore scale. Where
 // CUDA can't record, just runs the work. Returns false, with nothing enqueued, if CUDA refuses the recorded graph.
 static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     if (!graph_recorded(&graph->work)) {
@@ -37,16 +37,16 @@ static bool enqueue_as_graph(struct gpt *m, struct micro_step_graph *graph, micr
     graph_launch(&graph->work, m->dev);
     return true;
 }
-// Calls `work`, and enqueues its ops as graphs cut at collectives and transfers. The first call records the graphs.
+// Enqueues the work as several graphs, cut at collectives and transfers. The first call records them. Later calls run
+// `work` too, for its collectives and transfers, but skip its ops and launch the graphs. Later calls ignore scale.
 static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, micro_step_work *work, double scale) {
     segments_begin(&graph->segments, m->dev);
     work(m, scale);
     segments_end(m->dev);
 }
-// Enqueues the work of micro-step `index`. The first of its kind runs unrecorded, as libraries' first calls can't be
-// recorded. The next records graphs, later ones reuse them; a new `scale` discards them. Planning, FP8's calibration,
-// phases that tests watch and --cuda-graphs=false run unrecorded. Returns false, with nothing enqueued, if CUDA refuses
-// a graph of the whole micro-step: call again.
+// Enqueues the work of micro-step `index`. The first of a kind runs unrecorded, as libraries' first calls must. The
+// next records graphs, reused until `scale` changes. Planning, calibration, watched phases and --cuda-graphs=false run
+// unrecorded. Returns false, with nothing enqueued, if CUDA refuses a graph of the whole work: call again.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);

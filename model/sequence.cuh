@@ -7,7 +7,7 @@
 
 // Returns the pass whose buffers of tokens, targets and spans a pass reads: for PASS_BACKWARD that is PASS_TRAIN.
 static enum pass input_pass(enum pass pass) { return pass == PASS_BACKWARD ? PASS_TRAIN : pass; }
-// Returns buffer `slot` of input_pass: (N) integers, one for each token, live in this phase; NULL when planning.
+// Returns a buffer of integers, one a token, (N), of input_pass's pass and live in this phase; NULL when planning.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
@@ -32,11 +32,11 @@ static bool masks_documents(const struct gpt *m, enum pass pass) {
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.data.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
+// Whether a pass needs to know where documents begin, because it masks documents or restarts positions.
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return masks_documents(m, pass) || restarts_positions(m, pass);
 }
-// Returns, for each token (N), the row of its sequence at which its document begins. Live in this phase; NULL when
-// planning, and if the pass doesn't need it (has_documents).
+// Returns the index at which each token's document begins, (N), live in this phase; NULL when planning or unneeded.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
@@ -54,13 +54,12 @@ static struct token_positions position_starts_of(struct gpt *m, enum pass pass) 
 static bool window_hides_keys(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
-// Whether attention needs spans in a pass: because a layer's window hides keys (`window`), or documents are masked.
+// Whether a layer's attention needs spans in a pass: if its window hides keys (`window`), or if documents are masked.
 static bool needs_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
-// Returns the spans of layers whose window hides keys (`window`), or of the other layers, live in this phase; NULL when
-// planning. Call it only if needs_spans.
+// Returns the spans of layers of this `window`, live in this phase; NULL when planning. Call it only if needs_spans.
 static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
     struct spans spans;
     spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
@@ -69,7 +68,7 @@ static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
                                       window ? "last queries, window" : "last queries");
     return spans;
 }
-// Returns the shape of attention over B sequences of T tokens, by the options. Its spans are NULL.
+// Returns the options' shape of attention over B sequences of T tokens, as if no document or window hid any keys.
 static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
     struct attention_shape shape;
     memset(&shape, 0, sizeof shape);

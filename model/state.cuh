@@ -106,6 +106,7 @@ struct step_results {
     uint64_t micro_step;  // counted over the run: the counter of the dropout masks
 };
 
+// Returns the mean loss of the targets that count; 0 if none counts.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
 struct layer_kind {
@@ -219,6 +220,7 @@ static int report_fp8_counts_column(const struct gpt *m) { return report_request
 static int report_fp8_amaxes_column(const struct gpt *m) {
     return report_fp8_counts_column(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
 }
+// The number of doubles in a rank's report, which the comment on report_request_column lists.
 static int report_width(const struct gpt *m) { return report_fp8_amaxes_column(m) + fp8_delayed_scales(&m->fp8).count; }
 
 // ---- Phases and buffers ----
@@ -264,7 +266,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 static bool is_quantized(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_BACKWARD) && fp8_has_layer(&m->fp8, l);
 }
-// Whether attention of layer l multiplies FP8 matrices in a pass. If so, its q, k, v and output are kept in FP8.
+// Whether layer l's attention has q, k, v and output in FP8; its backward multiplies FP8 only with FP8_ATTENTION_FULL.
 static bool attends_in_fp8(const struct gpt *m, enum pass pass, int l) {
     return m->fp8.attention != FP8_ATTENTION_NONE && is_quantized(m, pass, l);
 }
@@ -293,9 +295,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Returns which of layer l's kept activations are on the host until backward; l is -1 for the embedding. OUT is there
-// if layer l + 1, which reads it, is offloaded, and the others if layer l is. The last group's stay on the device, and
-// so do the activations that backward doesn't read.
+// Returns which of layer l's (-1: the embedding's) kept activations are on the host until backward: OUT if layer l + 1
+// is offloaded, the others if layer l is. The last group's, and those that backward doesn't read, are never there.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.states.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
@@ -305,11 +306,13 @@ static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
     return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
 }
-// Returns an activation's row in recompute.cuh's table for layer l in a pass. If is_quantized, some elements are FP8.
+// Returns the row of recompute.cuh's table for an activation of layer l in a pass. Where the layer's linear layers
+// multiply FP8 in that pass (is_quantized), the row describes the activation as it is kept in FP8.
 static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const struct layer_shape s = is_quantized(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
     return activation_row(id, &s);
 }
+// The number of bytes of a whole activation: of all tokens of a pass. `row` is its row in recompute.cuh's table.
 static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
     return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
 }
@@ -365,8 +368,8 @@ static void *host_activation(struct gpt *m, int l, enum activation_id id) {
     return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
                                 row.name, l);
 }
-// Returns the buffer of an activation's gradient, (N, width), live in this phase; NULL when planning. N is the number
-// of a micro-batch's tokens. `slot` is one of SLOT_D_...; l is -1 for gradients of the whole model.
+// Returns layer l's buffer of an activation's gradient, (N, width), live in this phase; NULL when planning. N is the
+// number of a micro-batch's tokens. `slot` is one of SLOT_D_...; for the model's D_LNF and D_RESIDUAL l is -1.
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations",
@@ -416,7 +419,7 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, int u
 }
 // Returns the factor by which attention's and the MLP's outputs are multiplied before they join the residual stream.
 static float residual_scale(const struct gpt *m) { return (float)m->config.model.residual_multiplier; }
-// Whether a branch, after its last norm if it has one, is added to the stream without dropout or a multiplier.
+// Whether a branch, after its last norm if any, joins the stream unmultiplied and, in training, without dropout.
 static bool branch_is_added_unscaled(const struct gpt *m) {
     return (!m->steps.dropout || m->config.model.hidden_dropout == 0) && residual_scale(m) == 1;
 }

@@ -1,11 +1,9 @@
 // The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
 // The code of the model runs in two modes. When planning, each phase only records the buffers that it touches, of which
 // the plan is made. When running, the same code finds the buffers at their planned addresses. A phase:
-//
 //     timeline_phase(t, PHASES_FORWARD, layer, "norm 1");   // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
-//
 // A dry run is planning once more, after the memory is allocated: nothing is recorded, and buffers have their
 // addresses. The matmuls are called, but their library only lists them; other ops are skipped.
 #pragma once
@@ -127,7 +125,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     t->planning = true;
     t->phase = -1;
 }
-// Begins a dry run, or ends it if `begin` is false. Call arenas_allocate before.
+// Begins a dry run, in which only matmuls are called, or ends it if `begin` is false. Call arenas_allocate before.
 static void timeline_dry_run(struct timeline *t, bool begin) { t->planning = t->dry_run = begin; }
 // Whether the plan is being recorded. This is false in a dry run, although t->planning is true there.
 static bool timeline_is_planning(const struct timeline *t) { return t->planning && !t->dry_run; }
@@ -246,9 +244,8 @@ static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
 // Does nothing. Its argument, a call that returns a buffer, makes the buffer live in this phase for later phases.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Returns scratch memory that lives only in this phase. All calls in the phase get the same memory, of the largest size
-// that any asks for. Returns NULL for 0 bytes, and while the plan is recorded. Aborts if a run or a dry run asks for
-// more bytes than were planned.
+// Returns scratch memory of this phase. All calls in the phase get the same memory, of the largest size asked for.
+// Returns NULL for 0 bytes, and while the plan is recorded. Aborts if more bytes are asked for than were planned.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

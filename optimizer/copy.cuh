@@ -14,8 +14,8 @@ struct optimizer_copy {
 };
 
 // The number of ranks that write a checkpoint: all of them where optimizer states are sharded, else only rank 0.
-static int optimizer_copy_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
-static bool optimizer_copy_writes(const struct shards *s) { return s->rank < optimizer_copy_ranks(s); }
+static int checkpoint_ranks(const struct shards *s) { return shards_optimizer(s) ? s->ranks : 1; }
+static bool rank_writes_checkpoint(const struct shards *s) { return s->rank < checkpoint_ranks(s); }
 
 // Whether this rank stores a part: always the parameters, a state only if optimizer_plan has planned memory for it.
 static bool part_is_stored(const struct optimizer *o, int part) {
@@ -53,7 +53,7 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
-// Plans host memory for a copy of each part if `keeps`, which only ranks that write may set. Follows optimizer_plan.
+// Plans host memory for a copy of each part if `keeps`, which only ranks that write may set. Call optimizer_plan first.
 static void optimizer_copy_plan(struct optimizer_copy *c, const struct optimizer *o, bool keeps) {
     struct zero *z = o->zero;
     c->keeps = keeps;
@@ -71,8 +71,8 @@ static void optimizer_copy_allocate(struct optimizer_copy *c, const struct optim
         c->parts[part] = (char *)plan_pointer(&t->plan, &t->arenas, c->ids[part]);
 }
 
-// Copies the parameters and optimizer states that this rank writes into the copy, which must exist (c->keeps). Returns
-// when that is done. First wait as for parameters_download.
+// Fills the copy, which must exist (c->keeps), with the parameters and states that this rank writes to checkpoints.
+// Returns when done. After an update the caller first calls zero_wait_for_updates and waits for the device.
 static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     for (int part = 0; part < STATE_PARTS; part++) {
         int64_t at = 0, place, n;
@@ -81,8 +81,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Returns elements [at, at + n) of a part, a range as for part_download. With c->keeps they are in the copy, as of the
-// last optimizer_copy_take, and need no wait. Else part_download copies them to `room`, host memory of as many bytes.
+// Returns elements [at, at + n) of a part, a range as for part_download: from the copy if c->keeps. If not, downloads
+// them to `room`, host memory of as many bytes, and returns `room`; the caller first waits as for part_download.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -1,10 +1,8 @@
-// Which matrices Muon updates, in which waves they are orthogonalized, and by which rank.
-//
-// Each rank has the momentum of its own elements (zero/shards.cuh). But a matrix is orthogonalized whole, by one rank,
-// its owner. The others send the owner their parts of the update, and get back their parts of the orthogonal factor.
+// Which matrices Muon updates, in which waves they are orthogonalized, and by which rank. Each rank has the momentum of
+// its own elements (zero/shards.cuh). But a matrix is orthogonalized whole, by one rank, its owner. The others send the
+// owner their parts of the update, and get back their parts of the orthogonal factor.
 //   update   (places of the wave) this rank's elements of the momentum's update, in flat order
 //   whole    the matrices of the wave that this rank owns, one after the other, each aligned
-//
 // Where each rank holds all states (one rank, or stage 0), it makes the whole update, orthogonalizes its own matrices
 // where they are, and sends their factors to all others. A wave is a run of consecutive tensors. The last comes first,
 // as the next forward needs its layers first. A matrix has the same bits for any number of ranks.
@@ -81,6 +79,7 @@ static int muon_cut(struct muon_rows *cuts, const struct tensor *t, const struct
 #undef CUT
     return count;
 }
+// Makes the table u->matrices: begin, rows and columns of each matrix that Muon updates. Owners are assigned later.
 static void muon_make_matrices(struct muon *u, const struct layer_shape *s) {
     const struct optimizer *o = u->o;
     const struct parameters *table = o->zero->table;
@@ -106,6 +105,7 @@ static int64_t matrix_elements(const struct muon_matrix *m) { return (int64_t)m-
 static double matrix_flops(const struct muon *u, const struct muon_matrix *m) {
     return orthogonalize_flops(m->rows, m->cols, &u->iteration);
 }
+// Returns the factor, by the matrix's shape, on Muon's update of a matrix, without the learning rate. Changes nothing.
 static float muon_update_scale(const struct config *c, const struct muon_matrix *m) {
     return (float)(muon_scale(c->training.muon_scale_mode, m->rows, m->cols) * c->training.muon_extra_scale_factor);
 }
@@ -153,7 +153,8 @@ static int muon_wave_end(const struct muon *u, int first, int tensors) {
         }
     return end;
 }
-// Fills u->waves, `tensors` tensors each, and sets owners. Returns the sum of each wave's most loaded rank's flops.
+// Fills u->waves, each with the matrices of up to `tensors` tensors, and sets the matrices' owners. Returns the flops
+// of each wave's most loaded rank, summed over the waves. costs (u->count) and load (ranks) are scratch memory.
 static double muon_assign_waves(struct muon *u, int tensors, int ranks, struct muon_cost *costs, double *load) {
     double flops = 0;
     u->num_waves = 0;
@@ -186,7 +187,7 @@ static void muon_make_waves(struct muon *u) {
     free(costs);
 }
 
-// Whether matrices are copied to be orthogonalized: because ranks have only parts of them, or one isn't aligned.
+// Whether matrices are copied to be orthogonalized: all are if states are sharded, or if one lacks TENSOR_ALIGNMENT.
 static bool muon_needs_copies(const struct muon *u) {
     bool needs = optimizer_is_sharded(u->o);
     for (int i = 0; i < u->count; i++)
@@ -207,7 +208,7 @@ static void muon_place_wave(struct muon *u, struct muon_wave *w) {
         w->n = place + n - w->place;
     }
 }
-// The number of elements of a placed wave's `update` on any rank, at most: if sharded, a shard of each of its buckets.
+// The number of elements that suffices for a placed wave's `update` on any rank; if states are unsharded, w->n.
 static int64_t muon_update_max(const struct muon *u, const struct muon_wave *w) {
     const struct shards *s = &u->o->zero->shards;
     int64_t n = 0;
@@ -248,8 +249,9 @@ static void muon_place_waves(struct muon *u) {
 
 // ---- messages ----
 
-// Finds the next range of matrix m, from element *at of the flat buffers on, that `rank` has: within one bucket or, if
-// unsharded, the rest of m. Sets *at to its begin. Returns its length, which the caller adds to *at; 0: none is left.
+// Finds the first range at or after element *at of the flat buffers in which `rank` has elements of matrix m. Sets *at
+// to its begin and returns its length, 0 if none is left; the caller adds the length to *at for the next call. A range
+// is within one bucket or, if states are unsharded, the rest of m.
 static int64_t matrix_range_next(const struct muon *u, const struct muon_matrix *m, int rank, int64_t *at) {
     const struct shards *s = &u->o->zero->shards;
     const int64_t end = m->begin + matrix_elements(m);
@@ -303,8 +305,8 @@ static struct muon_moves muon_moves_to_owners(const struct muon *u, const struct
     }
     return moves;
 }
-// Lists the messages by which owners send a wave's factors from `update` to the same places in all other ranks'
-// `update`, where nothing is sharded. The next call, also of muon_moves_to_owners, overwrites the lists.
+// Lists this rank's messages when owners send a wave's factors from `update` to the same places in other ranks'
+// `update`. States must be unsharded. The next call, also of muon_moves_to_owners, overwrites the lists.
 static struct muon_moves muon_moves_of_factors(const struct muon *u, const struct muon_wave *w, floatX *update) {
     const struct shards *s = &u->o->zero->shards;
     struct muon_moves moves = {u->sends, u->receives, 0, 0};
@@ -320,7 +322,7 @@ static struct muon_moves muon_moves_of_factors(const struct muon *u, const struc
     return moves;
 }
 
-// The number of bytes that any rank sends and receives, together, in a wave's exchange at most; 0 if it exchanges none.
+// Returns the most bytes that one rank sends plus receives in one wave's exchange; 0 if waves exchange nothing.
 static size_t muon_exchanged_bytes(const struct muon *u) {
     const int ranks = u->o->zero->shards.ranks;
     int64_t most = 0;
@@ -335,6 +337,7 @@ static size_t muon_exchanged_bytes(const struct muon *u) {
         }
     return (size_t)most * sizeof(floatX);
 }
+// Returns the most messages that all ranks together exchange in a wave: enough room for any rank's sends or receives.
 static int muon_messages_max(const struct muon *u) {
     int most = 0;
     for (int i = 0; i < u->num_waves; i++) {
@@ -411,8 +414,7 @@ struct muon_buffers {
     floatX *update, *whole;
     void *workspace;
 };
-// Returns the buffers that an update's waves use one after the other, live in this phase. They are NULL while the plan
-// is recorded; whole is always NULL if nothing is copied.
+// Returns the waves' buffers, live in this phase; NULL while the plan is recorded. whole is NULL if nothing is copied.
 static struct muon_buffers muon_buffers_of(struct muon *u) {
     struct timeline *t = u->o->zero->timeline;
     struct muon_buffers b = {NULL, NULL, NULL};
@@ -436,6 +438,7 @@ static void muon_exchange(const struct muon *u, struct muon_moves moves, const c
                                                 moves.num_receives, name, z->timeline->dev);
     collective_wait(z->collectives, ticket, z->timeline->dev);
 }
+// Returns the moves that undo `moves`: sends and receives change places. Exchanges and copies no data.
 static struct muon_moves muon_moves_back(struct muon_moves moves) {
     const struct muon_moves back = {moves.receives, moves.sends, moves.num_receives, moves.num_sends};
     return back;

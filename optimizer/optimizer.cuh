@@ -21,9 +21,9 @@ static void update_all(struct update *u, enum update_kind work, bool gathers, bo
     }
     update_finish_pieces(u);
 }
-// Enqueues AdamW's update of all that this rank owns but Muon's matrices, and begins to all-gather the buckets without
-// such matrices. Zeroes FP8 weights' amaxes, which updates then collect. *check, on the device, scales the gradients or
-// forbids the update. slots: from optimizer_slots. First wait for the gradients' reductions. Every rank calls this.
+// Enqueues AdamW's update of all that this rank owns but Muon's matrices. In stages 1 and 2 begins to all-gather the
+// buckets without such matrices. Zeroes FP8 weights' amaxes, which updates then collect. *check, on the device, scales
+// gradients or forbids the update. slots: from optimizer_slots. First wait for the reductions. Every rank calls this.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct update u = update_of(o, adamw, check, slots);
     if (o->fp8->weight_amaxes)
@@ -71,8 +71,8 @@ static void optimizer_update_averages(struct optimizer *o, struct adamw adamw, c
     struct update u = update_of(o, adamw, check, slots);
     update_all(&u, WORK_AVERAGES, false, false);
 }
-// Enqueues a swap of this rank's parameters with their moving averages (--ema-decay), after updates in flight, and
-// begins to all-gather the new parameters. slots: from optimizer_slots, in this phase. Every rank calls this.
+// Enqueues a swap of this rank's parameters with their moving averages (--ema-decay), after all-gathers in flight. In
+// stages 1 and 2 begins to gather the new ones. slots: from optimizer_slots, in this phase. Every rank calls this.
 static void optimizer_swap_averages(struct optimizer *o, void *slots) {
     const struct adamw none = {0, 0, 0, 0, 0, 0, 0, 0};
     struct update u = update_of(o, none, NULL, slots);
@@ -93,8 +93,8 @@ static void muon_gather_parameters(const struct muon *m, const struct muon_wave 
         if (bucket_has_muon_matrices(m->o, &z->shards.buckets[*bucket]))
             update_gather(z, *bucket);
 }
-// Enqueues Muon's update of m's matrices (count > 0), after optimizer_update with equal adamw and check, and begins to
-// all-gather their buckets. slots: from optimizer_slots, in this phase. Every rank calls this, also in planning.
+// Enqueues Muon's update of m's matrices, at least one, after optimizer_update with equal adamw and check. Stages 1 and
+// 2 begin to all-gather the buckets. slots: optimizer_slots of this phase. Every rank calls this, also in planning.
 static void optimizer_update_matrices(struct muon *m, struct adamw adamw, const struct gradient_check *check,
                                       void *slots) {
     struct timeline *t = m->o->zero->timeline;

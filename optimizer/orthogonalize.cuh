@@ -1,10 +1,8 @@
 // The orthogonal factor of a matrix, by Newton-Schulz iterations: what Muon makes of a momentum (Jordan et al. 2024,
 // kellerjordan.github.io/posts/muon). All singular values become about 1 while the singular vectors stay.
-//
 //   X = U / (divisor |U|), where |U| is the Frobenius norm; then for each step, which has its own (a, b, c):
 //   A = X X^T;  B = a I + b A + c A A;  X = B X
 // or, where X has more rows than columns, A = X^T X and X = X B, so that A is small and nothing is transposed.
-//
 // B includes a I, since X = a X + (b A + c A A) X would take a further pass over X. The products are the engine's own
 // matmuls. No epsilon is added to |U|, so that a factor of U changes nothing; if U is 0, X is 0.
 #pragma once
@@ -133,7 +131,7 @@ static size_t orthogonalize_workspace_bytes(int rows, int cols, struct device *d
     return orthogonalize_buffers_of(NULL, rows, cols, dev).bytes;
 }
 
-// Enqueues, in this phase, a step of the formula above: from X = in (rows, cols) to the next X, out, another buffer.
+// Enqueues in this phase a step of the formula above, from X, `in` (rows, cols), to the next X, `out`, another buffer.
 static void newton_schulz_iterate(struct timeline *t, floatX *out, const floatX *in, int rows, int cols,
                                   struct newton_schulz_step p, const struct orthogonalize_buffers *b) {
     const int side = rows < cols ? rows : cols;

@@ -63,7 +63,7 @@ struct update_operand {
 static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
     return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
 }
-// Returns where a piece's operand is stored. memory is NULL if this rank lacks the state, bytes 0 if the group does.
+// Returns where a piece's operand is. memory is NULL if this rank has no such state; bytes is 0 if p->group has none.
 static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
     struct update_operand result = {NULL, 0, false};
@@ -86,8 +86,7 @@ static struct update_operand update_operand_of(const struct optimizer *o, const 
     }
     return result;
 }
-// The number of bytes, aligned, that a slot needs for n elements of an operand (a state or OPERAND_*); 0 if none of it
-// is on the host. Where groups store a state in different formats, the largest counts.
+// The number of aligned bytes of a slot for n elements of an operand, in its largest format; 0 if none is on the host.
 static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
     size_t bytes = 0;
     if (operand == OPERAND_PARAMETERS)
@@ -212,7 +211,7 @@ static void compute_muon_step(const struct update *u, const struct update_piece 
     r.rounding = adamw_rounding(&u->adamw);
     muon_step(r, u->o->tensors, u->muon->table, u->check, u->o->zero->timeline->dev);
 }
-// Updates a piece's moving averages, enqueued, with a lower decay early on; WORK_SWAP swaps them with parameters.
+// Enqueues an update of a piece's moving averages, with lower decay early on. WORK_SWAP only swaps them and parameters.
 static void compute_averages(const struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     // Early on the average is of the steps so far, not of what the parameters began as.
     const double t = (double)u->adamw.step, early = (1 + t) / (10 + t), decay = u->o->config->training.ema_decay;
@@ -234,12 +233,12 @@ static void update_compute(const struct update *u, const struct update_piece *p,
     }
 }
 
-// Returns where operand i of a piece is on the device: in the piece's slot if streamed, else in this rank's buffer.
-static char *piece_memory(const struct update *u, const struct update_operand *operand, int slot, int i) {
+// Returns where `operand`, update_operand_of's for `id`, is on the device: in the slot if streamed, else in its buffer.
+static char *piece_memory(const struct update *u, const struct update_operand *operand, int slot, int id) {
     if (!operand->on_host)
         return operand->memory;
     char *memory = u->slots + (size_t)slot * u->o->slot_bytes;
-    for (int k = 0; k < i; k++)
+    for (int k = 0; k < id; k++)
         memory += operand_room(u->o, k, u->o->piece);
     return memory;
 }
@@ -261,8 +260,8 @@ static void update_gather(struct zero *z, int bucket) {
         z->collectives, z->params + b->begin, z->params + shards_own_begin(&z->shards, b),
         (size_t)b->shard * sizeof *z->params, unit_name(z, b->unit, name, "updated parameters"), z->timeline->dev);
 }
-// Enqueues a piece's update, after the piece has arrived, and begins to copy it back to the host. Where p->bucket is
-// not -1, then begins the all-gather of the bucket's parameters, unless they stay sharded.
+// Enqueues a piece's update, before which the device waits for the piece. Then begins to copy the changed operands that
+// belong on the host back. If p->bucket is not -1, begins to all-gather its parameters, unless they stay sharded.
 static void update_finish(struct update *u, struct update_piece *p, int slot) {
     struct zero *z = u->o->zero;
     struct update_operand operands[OPERAND_COUNT];
@@ -338,6 +337,7 @@ static void update_wave(struct update *u, enum update_kind work, const struct mu
     update_finish_pieces(u);
 }
 
+// Whether any rank's shard of a bucket has elements of a matrix that Muon updates, even if only a part of the matrix.
 static bool bucket_has_muon_matrices(const struct optimizer *o, const struct bucket *b) {
     const int64_t stop = b->begin + o->zero->shards.ranks * b->shard;
     for (int64_t at = b->begin, end; at < stop; at = end)
@@ -345,8 +345,7 @@ static bool bucket_has_muon_matrices(const struct optimizer *o, const struct buc
             return true;
     return false;
 }
-// Returns an update that has no pieces yet. The caller keeps check and slots valid while the update is in use: check is
-// in device memory, and slots is what optimizer_slots returned.
+// Returns an update without pieces yet. check, in device memory, and slots, from optimizer_slots, must outlive it.
 static struct update update_of(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                void *slots) {
     struct update u;

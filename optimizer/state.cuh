@@ -137,6 +137,7 @@ static bool muon_updates(const struct config *c, const struct tensor *t) {
     }
     return false;
 }
+// Returns the state group of a trained tensor: Muon's matrices, the layers' other tensors, or head and embeddings.
 static enum state_group tensor_group(const struct config *c, const struct tensor *t) {
     return muon_updates(c, t) ? GROUP_MUON : t->unit == UNIT_LAYER ? GROUP_LAYERS : GROUP_OTHERS;
 }
@@ -164,7 +165,8 @@ static void optimizer_make_runs(struct optimizer *o) {
     }
     o->runs[o->num_runs].begin = o->zero->shards.flat;
 }
-// Returns the group of the flat buffers' element `at`, or a group that doesn't differ. Sets *end to the run's end.
+// Returns the group of the run that has the flat buffers' element `at`. The element's own group may be another, for
+// which groups_differ is false. Sets *end to the end of the run.
 static enum state_group optimizer_group_at(const struct optimizer *o, int64_t at, int64_t *end) {
     int first = 0, last = o->num_runs; // the run is in [first, last)
     while (last - first > 1) {
@@ -204,7 +206,7 @@ static void optimizer_make_segments(struct optimizer *o) {
     }
     optimizer_begin_segment(o, o->elements, GROUP_OTHERS);
 }
-// The number of this rank's elements of a group, padding included. Groups that don't differ may count as one of them.
+// The number of this rank's elements of a group, padding included. They may count in another group that doesn't differ.
 static int64_t optimizer_elements(const struct optimizer *o, enum state_group group) {
     int64_t n = 0;
     for (int i = 0; i < o->num_segments; i++)
@@ -250,7 +252,7 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 static size_t optimizer_tensor_table_bytes(const struct parameters *table) {
     return (size_t)table->num_tensors * sizeof(struct flat_tensor);
 }
-static size_t optimizer_buckets_bytes(const struct shards *s) {
+static size_t optimizer_bucket_table_bytes(const struct shards *s) {
     return (size_t)s->count * sizeof(struct gradient_range);
 }
 // Returns the place, a multiple of STATE_BLOCK, from which states are offloaded: about `fraction` (0 to 1) of places.
@@ -301,8 +303,9 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     o->tensors_id =
         plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensor_table_bytes(zero->table));
     o->buckets_id =
-        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_bucket_table_bytes(&zero->shards));
 }
+// Frees o's tables in host memory. The states belong to the arenas.
 static void optimizer_free(struct optimizer *o) {
     free(o->runs);
     free(o->segments);
@@ -340,14 +343,14 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
-    struct gradient_range *filled = (struct gradient_range *)host_allocate(optimizer_buckets_bytes(s), dev);
-    memset(filled, 0, optimizer_buckets_bytes(s));
+    struct gradient_range *filled = (struct gradient_range *)host_allocate(optimizer_bucket_table_bytes(s), dev);
+    memset(filled, 0, optimizer_bucket_table_bytes(s));
     for (int i = 0; i < s->count; i++) {
         const struct bucket *b = &s->buckets[i];
         filled[i].at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
         filled[i].n = b->shard;
     }
-    device_upload(o->buckets, filled, optimizer_buckets_bytes(s), dev);
+    device_upload(o->buckets, filled, optimizer_bucket_table_bytes(s), dev);
     device_synchronize(dev);
     host_free(filled);
 }
@@ -401,17 +404,17 @@ static void optimizer_copy_state(const struct optimizer *o, enum optimizer_state
         }
     device_synchronize(dev);
 }
-// Copies this rank's elements of [at, at + n) of a state to `native` in host memory, by optimizer_copy_state's rules.
+// Copies this rank's elements of [at, at + n) of a state to `native`, host memory, packed as optimizer_copy_state says.
 static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
                                void *native) {
     optimizer_copy_state(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
 }
-// Sets this rank's elements of [at, at + n) of a state to `native` in host memory, by optimizer_copy_state's rules.
+// Sets this rank's elements of a state's [at, at + n) from native, host memory of only these. See optimizer_copy_state.
 static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
     optimizer_copy_state(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
 }
 
-// Zeroes this rank's states, enqueued on the device. optimizer_set_parameters then sets states that begin otherwise.
+// Zeroes this rank's states, enqueued if on the device. optimizer_set_parameters then sets states that begin otherwise.
 static void optimizer_initialize(struct optimizer *o) {
     for (int i = 0; i < STATE_COUNT; i++) {
         const enum optimizer_state id = (enum optimizer_state)i;

@@ -65,8 +65,8 @@ static void attention_flash_reason(char *reason, size_t size, enum attention_bac
     if (!*reason && (*kernels || demands->refused[ATTENTION_FLASH]))
         snprintf(reason, size, "flash: %s", *kernels ? kernels : demands->refused[ATTENTION_FLASH]);
 }
-// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used, or "". With --flash-kernels wgmma, a GPU or a
-// shape that can't have these kernels ends the program, unless the user rules out all of flash.
+// Writes to `reason` (size bytes) why ATTENTION_FLASH_SM90 can't be used, or "". With --flash-kernels wgmma, a GPU, a
+// shape or a dropout that these kernels can't take ends the program, unless the user rules out all of flash.
 static void attention_sm90_reason(char *reason, size_t size, enum attention_backend wanted,
                                   struct attention_shape shape, const struct attention_demands *demands,
                                   struct device *dev) {
@@ -84,8 +84,8 @@ static void attention_sm90_reason(char *reason, size_t size, enum attention_back
     if (!*reason && demands->refused[ATTENTION_FLASH_SM90])
         snprintf(reason, size, "%s", demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto to take it, or "". May
-// load cuDNN and run fused_check: check flash before, and record graphs only after. A bad variable ends the program.
+// Writes to `reason` (size bytes) why fused can't be used, or takes too much workspace for auto, or "". May load cuDNN
+// and run fused_check: check flash before, and record graphs only after. A bad environment variable ends the program.
 static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
                                    struct attention_shape shape, struct attention_demands demands, struct device *dev) {
     // For auto. MAX_WORKSPACE: times qkv; dQ in fp32 and own dK and dV take up to 4. MAX_BYTES: cudnn-frontend's limit.
@@ -174,8 +174,8 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              fused_describe_plans(plans, sizeof plans, shape, demands->any_order, dev));
 }
 
-// Writes r->flash and r->sm90. Returns whether auto prefers flash to fused: if its kernels for compute capability 9.0
-// can be used or, where demands->refused has those, its others. An impossible --flash-kernels wgmma ends the program.
+// Writes r->flash and r->sm90. Returns whether auto, without measurements, prefers flash to fused: if its sm90 kernels
+// or, where demands->refused has those, its others can be used. A bad --flash-kernels wgmma ends the program.
 static bool attention_prefers_flash(struct attention_reasons *r, enum attention_backend wanted,
                                     struct attention_shape shape, const struct attention_demands *demands,
                                     struct device *dev) {
@@ -183,14 +183,14 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     attention_sm90_reason(r->sm90, sizeof r->sm90, wanted, shape, demands, dev);
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
-// Whether attention_choose must ask cuDNN whether fused can be used; if not, cuDNN need not be loaded. r and
-// prefers_flash are attention_prefers_flash's. fastest: as measured on this GPU, or ATTENTION_AUTO.
+// Whether attention_choose calls attention_fused_reason, which may load cuDNN. It does, too, if the user rules out
+// fused and flash can't be used. r, prefers_flash: attention_prefers_flash's. fastest: as measured, or ATTENTION_AUTO.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
                                  enum attention_backend fastest, struct device *dev) {
     const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
-// Whether attention_choose, with the same arguments, may run fused_check. That compares fused with flash, so the caller
+// Whether attention_choose, with the same arguments, may compare fused with flash by fused_check. If so, the caller
 // must check flash first. Ends the program where --flash-kernels wgmma is impossible.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
@@ -202,9 +202,9 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
     return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
-// Chooses the backend: fused if it is measured, or else known, to be faster, or if flash can't be used; else flash;
-// else unfused. wanted: --attention-backend. May load and check cuDNN, so no graph may be recorded before. Ends the
-// program if no backend is left, if none takes the heads' size, or if --flash-kernels wgmma is impossible.
+// Chooses the backend: fused if demands.fastest names it or, without measurements, if it is known to be faster, or if
+// flash can't be used; else flash; else unfused. wanted: --attention-backend. May load and check cuDNN, so no graph may
+// be recorded before. Ends the program if no backend can be used, or if options or NVTE_* are wrong.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;

@@ -95,8 +95,8 @@ static void judge_raise_sizes(size_t *saved, size_t *workspace, enum attention_b
     *saved = attention_larger(*saved, attention_saved_bytes(backend, shape));
     *workspace = attention_larger(*workspace, attention_larger(forward, backward));
 }
-// Sets shape->B to 2, and ->T so that all KV heads together have about two tiles of 128 tokens for each multiprocessor,
-// but a sequence no more than 16. Adds 5 tokens, an incomplete tile.
+// Sets shape->B to 2, and ->T to whole tiles of 128 tokens and 5 tokens more, which are an incomplete tile. All KV
+// heads together get about two tiles for each multiprocessor. A sequence gets no more than 16 tiles.
 static void judge_choose_size(struct attention_shape *shape, int multiprocessors) {
     enum { B = 2, TILE = 128, REST = 5, MAX_TILES = 16 };
     const int heads = B * shape->num_query_groups, tiles = (2 * multiprocessors + heads - 1) / heads;
@@ -183,8 +183,8 @@ static void judge_fill_with_nans(void *memory, size_t bytes, struct device *dev)
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and backward of `backend`: the check's own, or the simpler one, without sums of biases. Returns the
-// finished results, for results_free. Outputs are NaNs before, so that what is left out, or read too early, shows.
+// Runs forward and backward of `backend`: the check's own, with sums of biases if asked, or the simpler one. Returns
+// results in host memory, for results_free. Outputs are NaNs before, so that what is left out or read early shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;
@@ -228,6 +228,7 @@ static void results_free(struct attention_results *results) {
 // The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
 enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
+// The number of heads that a token has in rows of this kind: KV heads for dK and dV, else query heads.
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
     return kind == JUDGE_OUT || kind == JUDGE_DQ ? j->shape.num_heads : j->shape.num_query_groups;
 }
@@ -301,7 +302,7 @@ static void judge_factors_of(struct judge_scores *s, const struct attention_judg
     for (int i = 0; i < s->count && !(j->dropout.p > 0); i++)
         s->factors[i] = 1;
 }
-// Computes a row into *s, which judge_scores_open made: query head h at token t of sequence b, and the keys it sees.
+// Computes into *s (judge_scores_open) query head h of token t of sequence b: probabilities, scores' gradients, output.
 static void judge_scores_of(struct judge_scores *s, const struct attention_judge *j, int b, int t, int h) {
     const int D = j->shape.head_dim, group = h / (j->shape.num_heads / j->shape.num_query_groups);
     const int64_t sequence = (int64_t)b * j->shape.T, row = sequence + t;
@@ -390,6 +391,7 @@ static void judge_row_by_host(double *right, const struct attention_judge *j, st
 
 // ---- Comparisons: each writes what is wrong; an empty text where nothing is ----
 
+// Returns the largest relative distance at which a row is right. It is larger with dropout.
 static double judge_allowed_distance(const struct attention_judge *j) {
     return j->dropout.p > 0 ? ATTENTION_CHECK_DROPPED : ATTENTION_CHECK_DISTANCE;
 }
@@ -411,7 +413,7 @@ struct judge_sample {
     double right[ATTENTION_MAX_HEAD_DIM], square;
 };
 // Compares a backend's rows with the host's (samples). Writes what is wrong to reason (size bytes), empty before.
-// Raises *largest to the largest relative distance. The largest sample caps the mean square: wrong rows may raise it.
+// Raises *largest to the largest relative distance. The yardstick for output and dQ is at most the largest sample.
 static void judge_samples(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, enum judge_kind kind,
                           const struct judge_sample *samples, int count, double *largest) {
@@ -437,7 +439,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
                      judge_names[kind], s->h, s->t, distance);
     }
 }
-// Compares rows near the borders of tiles with the host's sums, as judge_samples does with reason and *largest.
+// Compares rows near tiles' borders with the host's sums. reason (size bytes, "" before), largest: as in judge_samples.
 static void judge_by_host(char *reason, size_t size, const struct attention_judge *j,
                           const struct attention_results *results, double *largest) {
     enum { TOKENS = 10, KV_FROM = 7, MAX = 2 * TOKENS };
@@ -498,7 +500,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                      judge_names[kind], distance, name);
     }
 }
-// Writes to reason (size bytes) where two runs of a backend differ in a bit: of output or, unless any_order, of dqkv.
+// Writes to reason (size bytes) which pass differs in a bit between two runs: forward or, unless any_order, backward.
 static void judge_by_repeat(char *reason, size_t size, const struct attention_judge *j,
                             const struct attention_results *one, const struct attention_results *other,
                             bool any_order) {

@@ -41,13 +41,14 @@ static void graph_check_restore(const struct graph_check_scales *s, struct gpt *
     device_synchronize(m->dev);
 }
 
-// Whether this rank's gradients are complete on the device after a step's first micro-step, as a sum of squares needs.
+// Whether this rank's gradients are on the device, reduced over ranks, after a step's first micro-step, to be squared.
 static bool graph_check_sums(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return !m->zero.grads_on_host && (s->ranks == 1 || shards_gradients(s) || m->steps.is_last);
 }
-// Runs the step's first micro-step, over activations of NaNs and gradients of 0. Returns the loss, and the sum of this
-// rank's squared gradients, 0 if they aren't complete. Changes FP8's scales. Waits for the device. All ranks call this.
+// Runs the step's first micro-step, over activations of NaNs and gradients of 0. The first call launches each kernel,
+// later ones a graph, unless graphs are refused. Returns the loss, and the sum of this rank's squared gradients, 0 if
+// they aren't complete. Changes FP8's scales. Waits for the device. Every rank calls this.
 static struct graph_check_result graph_check_pass(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;

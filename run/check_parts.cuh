@@ -105,7 +105,7 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     return equal;
 }
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
-// Ends the program if this run's FP8 casts have other bits than the host's. memory: cast_bytes on device, overwritten.
+// Ends the program if FP8, which must be on, casts other bits than the host. memory: cast_bytes on device, overwritten.
 static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {

@@ -18,6 +18,7 @@ enum { CUDA_IS_BUILT = 1 };
 static engine_entry *cuda_engine(enum config_precision precision) {
     return precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }
+// Returns why this build and this machine can't use a GPU; "" if they can. Never returns NULL.
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
 // Serves a request of run/self_check.cuh, whose first word is the precision, as a run's child. Returns the exit status.
 static int cuda_self_check(const char *request) {
@@ -123,8 +124,8 @@ static void check_cuda(bool plans) {
              plans ? "--plan-gpu NAME plans for a GPU that is not here" : "--device cpu trains on the CPU");
 }
 
-// Ends the job where ranks' programs are of different commits or, in training at stage 0 on CPUs, where every rank must
-// update all parameters to equal bits, use other instructions, which cpu_engine has set. Every rank calls this.
+// Ends the job where ranks' programs are of different commits. In training at stage 0 on CPUs their instructions, set
+// by cpu_engine, must be the same, too, as every rank updates all parameters to equal bits. Every rank calls this.
 static void check_programs(const struct config *config) {
     char text[1024];
     snprintf(text, sizeof text, "commit %s\n", build_commit);

@@ -55,8 +55,7 @@ static void encode_item_text(const struct run *r, const struct eval_item *item, 
     d->first = d->inputs - (int)(total - before);
 }
 
-// Encodes the texts of all items into tasks->documents, one for each text; close_tasks frees them. Ends the job where
-// the ranks' items differ. Every rank calls this.
+// Encodes items' texts as tasks->documents, for close_tasks. Ends the job if ranks' items differ. All ranks call this.
 static void encode_items(struct run *r, struct eval_tasks *tasks) {
     int64_t count = 0;
     uint64_t hash = 0;
@@ -308,6 +307,7 @@ static void print_scores(struct run *r) {
     }
 }
 
+// Writes a task's scores as members of the JSON object that the caller has begun.
 static void write_task_scores(struct json *json, const struct task_scores *s) {
     json_int(json, "items", s->items);
     json_double(json, "acc", share(s->right, s->items));
@@ -364,7 +364,7 @@ static void write_item(FILE *out, const struct eval_tasks *tasks, int64_t i) {
     json_array_end(&json);
     json_object_end(&json);
 }
-// Writes, on rank 0, the items' and then the tasks' scores as JSON lines to --eval-tasks-output, or ends the program.
+// Writes, on rank 0, items' and then tasks' scores as JSON lines to --eval-tasks-output, not "", or ends the program.
 static void write_scores(const struct run *r) {
     const struct eval_tasks *tasks = r->tasks;
     if (r->config->rank > 0)
@@ -383,8 +383,7 @@ static void write_scores(const struct run *r) {
     report_file_close(&out);
 }
 
-// Scores the tasks of open_tasks, prints and logs them, and writes --eval-tasks-output. Returns false, without a
-// report, where a signal stopped the scoring. Every rank calls this.
+// Scores, prints, logs and writes open_tasks' tasks. Returns false if a signal stops it. Every rank calls this.
 static bool score_tasks(struct run *r, int step) {
     struct eval_tasks *tasks = r->tasks;
     if (!score_documents(r, tasks->documents, tasks->documents_count))

@@ -31,7 +31,6 @@ struct fit_limits {
 };
 // Of so many bytes that are free, a choice by the engine leaves one, since the memory that is free varies.
 enum { FIT_VARIES = 64 };
-// Whether a plan's peaks are within the limits of each memory and of both together.
 static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 
 // Plans the model under a policy, frees the policy, and returns the peak bytes.
@@ -39,8 +38,8 @@ static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy p
 // Returns the device's part of fit_peaks' bytes. Frees the policy.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
-// Returns how many tokens a chunk of logits has in the fewest chunks that keep the plan within the limits; 0, to leave
-// it as planned, where no fewer fit, the user named the tokens, the device is a CPU, or limits.device is SIZE_MAX.
+// Returns how many tokens a chunk of logits has with about the fewest chunks that keep the plan within the limits.
+// Returns 0, for the planned ones, if no fewer fit, the user named the tokens, on a CPU, or if the device has no limit.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
@@ -206,7 +205,7 @@ static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) 
         return bytes.device;
     return a->need.host > a->limits.host ? bytes.host : bytes.device + bytes.host;
 }
-// Adds a line on an option whose peaks, `then`, are at least a thousandth smaller. Returns whether these peaks fit.
+// Adds a line on an option if its peaks, `then`, save a thousandth of the exceeded memory. Returns whether `then` fits.
 static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
     const size_t before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
@@ -283,7 +282,7 @@ static void fit_suggest_stages(struct fit_advice *a) {
     }
 }
 
-// Suggests smaller micro-batches to the first that fits, one with full recomputation, chunks, and half the sequence.
+// Suggests halved micro-batches to the first that fits, a batch of 1 fully recomputed, chunks, and half the sequence.
 static void fit_suggest_sizes(struct fit_advice *a) {
     const struct config *c = a->f->config;
     struct config changed = *c;

@@ -17,7 +17,7 @@ struct fit_chosen {
 };
 
 // Replaces auto, and what the user left open of offload and formats, by the choice within the limits with the fastest
-// predicted step. own: equals f->config. Lowers rates, flops not 0, to the lowest of any rank. parallel: NULL for one
+// predicted step. own: f->config itself. Lowers rates, flops not 0, to the lowest of any rank. parallel: NULL for one
 // rank. Ends the program where nothing fits. Every rank calls this and gets the same choice; only rank 0 gets texts.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
                                     struct fit_rates *rates, struct parallel *parallel);
@@ -28,7 +28,7 @@ struct fit_alternative {
     double seconds;
     char text[320];
 };
-// Returns what fit_choose on one rank would choose for f's options within the limits. Sets none. rates->flops: not 0.
+// Returns fit_choose's choice on one rank for f's options within the limits. Sets no options. rates->flops: not 0.
 static struct fit_alternative fit_alternative_of(const struct fit *f, struct fit_limits limits,
                                                  const struct fit_rates *rates);
 
@@ -291,7 +291,7 @@ static void fit_forced_text(const struct fit_auto *a, double without, double wit
                  "--optimizer-cpu-offload takes more of the device's memory than it frees: without it %s, with it %s",
                  log_bytes(less, (int64_t)without), log_bytes(more, (int64_t)with));
 }
-// Writes fit_forced_text for the best choice, which is planned once more without offloaded optimizer states.
+// Writes to out (n bytes) fit_forced_text's text: found's best choice against the same choice without offloaded states.
 static void fit_forced_choice_text(struct fit_auto *a, const struct fit_found *found, char *out, size_t n) {
     struct fit_choice choice = found->best[0];
     choice.percent = 0;
@@ -341,6 +341,7 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
                      : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
 }
 
+// Sets a choice's options in *own, recomputation's too. The user's own --optimizer-offload-fraction stays.
 static void fit_apply_all(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
     char list[256];
     const struct fit_space *s = &a->space;

@@ -1,10 +1,9 @@
 // Searches the choices of run/fit_space.cuh for the cheapest way to fit a training step into the device's and the
-// host's memory. A function of the caller makes the plans. A plan tells what a choice takes, but costs a millisecond or
-// more, and there may be millions of choices. So all are estimated, by formulas that are corrected by plans of each
-// group of choices that offload the same kinds of buffers, and then planned in the order of their estimates, until the
-// best is planned and fits. It is the best of all, as estimates of time are below the plan's. Whether a choice fits
-// depends only on its own estimate and plan: more memory never leads to a slower choice, and a budget that one search
-// names suffices for the next.
+// host's memory. A plan tells what a choice takes, but costs a millisecond or more, and there may be millions of
+// choices. So all are estimated, by formulas that are corrected by plans of each group of choices that offload the same
+// kinds of buffers, and then planned in the order of their estimates, until the best is planned and fits. It is the
+// best of all, as estimates of time are below the plan's. Whether a choice fits depends only on its own estimate and
+// plan: more memory never leads to a slower choice, and a budget that one search names suffices for the next.
 #pragma once
 #include "run/fit_space.cuh"       // struct fit_space, fit_formula
 #include "runtime/machine/error.h" // fail
@@ -58,7 +57,7 @@ enum {
     FIT_GROUP_FORMATS = 8,
     FIT_GROUP_PLAIN = 0
 };
-// Returns a choice's group, a sum of FIT_GROUP_*. Formats whose gradients take equal bytes count as one format.
+// Returns a choice's group, which its optimizer states don't change. Formats with gradients of equal bytes are one.
 static int fit_group(const struct fit_space *s, const struct fit_choice *c) {
     int formats = 0;
     while (s->gradients_bytes[formats] != s->gradients_bytes[c->formats])
@@ -98,8 +97,8 @@ static double fit_micro_step_factor(const struct fit_queue *q, const struct fit_
     const double share = c->layers / fit_larger(q->space->most.layers, 1), other = 1 - share;
     return most > none ? none + (most - none) * share * share : most + (none - most) * other * other;
 }
-// Returns an estimate of the device's bytes: the formula's, plus what the plan without offloaded layers took beyond it.
-// Returns the estimate with the most offloaded layers, if it is larger: their copies on the way take memory, too.
+// Returns the device's estimated bytes: the formula's, plus what the group's plan without offloaded layers took beyond
+// it. It is at least the same estimate for the most offloaded layers, as copies of layers in transfer take memory.
 static double fit_device_bytes(const struct fit_queue *q, const struct fit_choice *c, int kind) {
     const int group = fit_group(q->space, c);
     struct fit_choice most = *c;
@@ -107,7 +106,7 @@ static double fit_device_bytes(const struct fit_queue *q, const struct fit_choic
     return fit_larger(fit_formula(q->space, c).device + q->groups[group & ~FIT_GROUP_LAYERS].device[kind],
                       fit_formula(q->space, &most).device + q->groups[group].device[kind]);
 }
-// Returns the seconds of a step in which nothing waits for the bus: no plan takes less.
+// Returns the seconds of a step of `c` in which nothing waits for the bus: no plan of `c` takes less.
 static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choice *c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, k = c->recompute / L, first = c->recompute % L;
@@ -118,7 +117,7 @@ static double fit_without_bus_s(const struct fit_queue *q, const struct fit_choi
     micro_step_s *= first > 0 && slower[k + 1] < slower[k] ? slower[k + 1] : slower[k];
     return s->micro_steps * micro_step_s + s->update_s[c->formats];
 }
-// Returns the seconds by which an estimate is lowered, to be below the choice's plan. e: the choice's fit_formula.
+// Returns the seconds by which an estimate by plans of the group is lowered, to be below the plan. e: by fit_formula.
 static double fit_slack_s(const struct fit_space *s, const struct fit_choice *c, const struct fit_estimate *e) {
     double exposed = c->recompute % s->num_layers > 0 ? FIT_MIXED_EXPOSED_SLACK : FIT_EXPOSED_SLACK;
     if (c->layers > 0)
@@ -206,8 +205,8 @@ static bool fit_meets_limits(const struct fit_space *s, const struct fit_outcome
     return (objective == FIT_DEVICE || o->device <= s->device) && (objective == FIT_HOST || o->host <= s->host) &&
            (objective != FIT_SECONDS || o->device + o->host <= s->both);
 }
-// Returns the number that `objective` minimizes. Format i of the list counts as 2 i % slower, and so must gain more to
-// be taken. Times that differ only in the eighth digit are equal, so that rounding does not decide.
+// Returns the number that `objective` minimizes. Seconds of format i of the list count as 2 i % more: a later format
+// must gain more. Seconds are rounded to seven digits, so that rounding errors do not decide.
 static double fit_value(const struct fit_choice *c, const struct fit_outcome *o, enum fit_objective objective) {
     switch (objective) {
     case FIT_SECONDS: return (float)(o->seconds * (1 + 0.02 * c->formats));
@@ -288,7 +287,7 @@ static void fit_add(struct fit_queue *q, struct fit_choice c) {
     if (n.value < INFINITY)
         q->nodes[q->count++] = n;
 }
-// Adds choices of c's set, not each but in steps. They differ in recomputation, offloaded layers and percentage.
+// Adds choices of c's set, in steps. c.layers and c.percent only say whether the set offloads layers and states.
 static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
     const struct fit_space *s = q->space;
     const int L = s->num_layers, layers = c.layers, steps = layers ? FIT_STEPS_OFFLOADED : FIT_STEPS_PLAIN;
@@ -302,7 +301,7 @@ static void fit_add_set(struct fit_queue *q, struct fit_choice c) {
                     fit_add(q, c);
         }
 }
-// Adds the choices of all sets within q->space->least and q->space->most, with formats `first` to `last` instead.
+// Adds choices of all sets within q->space->least and q->space->most to q->nodes. Their formats are `first` to `last`.
 static void fit_add_sets(struct fit_queue *q, int first, int last) {
     const struct fit_space *s = q->space;
     struct fit_choice c;
@@ -317,7 +316,7 @@ static void fit_add_sets(struct fit_queue *q, int first, int last) {
 
 // ---- The search ----
 
-// Calls fit_plan_groups_of for a node's choice. Nodes known by now get a new estimate and percentage, or are out.
+// Plans the groups of a node's choice. Nodes whose groups become known get a new estimate and percentage, or are out.
 static void fit_correct(struct fit_queue *q, const struct fit_node *of) {
     const struct fit_choice c = of->c;
     fit_plan_groups_of(q, &c);
@@ -371,9 +370,8 @@ static void fit_plan_node(struct fit_queue *q, struct fit_node *n) {
         fit_set_percent(q, n, percent + 1, s->most.percent);
 }
 
-// Finds the fastest choice with formats [first, last], which the search may not choose. If its estimated fit_value is
-// below `value`, sets found->gain and found->gain_estimate to it, else leaves them. Considers only choices whose groups
-// are planned already. Replaces q->nodes.
+// Finds the fastest choice with formats [first, last], which the search may not choose, of groups planned already. If
+// its estimated fit_value is below `value`, sets found->gain and found->gain_estimate to it. Replaces q->nodes.
 static void fit_estimate_gain(struct fit_queue *q, int first, int last, double value, struct fit_found *found) {
     const struct fit_space *s = q->space;
     q->count = 0;

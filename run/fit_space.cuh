@@ -65,8 +65,8 @@ static double fit_update_on_bus_s(double update_s, double to_host, double to_dev
     return seconds + (to_device < bus->piece_bytes ? to_device : bus->piece_bytes) / bus->bytes_s;
 }
 
-// Returns the seconds that `count` layers of a kind wait for the bus in a micro-step, where copies take longer than
-// computation. away, weights, gradients: the bytes of a layer's activations, weights and gradients that are offloaded.
+// Returns for how many seconds of a micro-step `count` layers of a kind wait for the bus: by how much their copies take
+// longer than their computation. away, weights, gradients: a layer's offloaded bytes; away: of activations.
 static double fit_exposed_s(const struct fit_space *s, int kind, int count, double away, double weights,
                             double gradients) {
     const double HIDES = 1.1; // a copy begins before the last phase of a layer ends

@@ -20,18 +20,18 @@ struct fit_time {
     double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
 };
 
-// Predicts the time of a training step of a recorded or placed model, without the exchange between ranks. Returns zeros
-// if the model doesn't train. rates->flops must not be 0.
+// Predicts the time of a recorded model's step without exchange between ranks; 0 without training. rates->flops: not 0.
 static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
 
-// Returns the rates of --plan-gpu or the device: by data sheet, else measured in at most `room` bytes. --plan measures
-// none: it takes an H100's, or a CPU's. flops is 0 if --plan-gpu's sheet lacks this precision; auto then ends the run.
+// Returns the rates of --plan-gpu or the device. flops and traffic are by data sheet, else by a measured matmul. The
+// bus is by --bus-gbps, else measured. Measures in at most `room` bytes. --plan measures nothing: without a known sheet
+// it takes an H100's rates, or a CPU's. flops is 0 if --plan-gpu's sheet lacks this precision; auto then ends the run.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
 
 // ---- Rates ----
 
-// Returns how many matmul flops take as long as a byte of memory traffic, where only flops were measured. Two cores
-// have 330 GFLOP/s (bf16 with AMX: 1800) and 30 GB/s; an H200's sheet has 67 TFLOP/s (bf16: 790) and 4.3 TB/s.
+// Returns how many matmul flops take as long as a byte of memory traffic, by a constant. Two cores have 330 GFLOP/s
+// (bf16 with AMX: 1800) and 30 GB/s; an H200's sheet has 67 TFLOP/s (bf16: 790) and 4.3 TB/s.
 static double fit_flops_per_byte(const struct device *dev) {
     const bool bf16 = sizeof(floatX) == 2;
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
@@ -56,7 +56,7 @@ static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     snprintf(r.source, sizeof r.source, "%s by its data sheet", gpu_name(name, gpu));
     return r;
 }
-// Returns the measured flop/s of the largest square matmul that fits into `room` bytes of device memory, or 0.
+// Returns the measured flop/s of a square matmul, as large as DEVICE_PEAK_MATMUL and `room` bytes allow, or 0.
 static double fit_measure_flops(const struct config *c, size_t room, struct device *dev) {
     const size_t most = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev), bytes = most < room ? most : room;
     void *memory = device_allocate(bytes);
@@ -166,6 +166,7 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     return cost_s;
 }
 
+// Returns the bus of the model's device by the rates. A CPU itself makes the copies, and so spends time on each byte.
 static struct fit_bus fit_bus_of(const struct gpt *m, const struct fit_rates *r) {
     const double PIECE_BYTES = device_is_gpu(m->dev) ? 64 << 20 : 1 << 20; // of the update
     struct fit_bus bus = {r->bus, 0, PIECE_BYTES};

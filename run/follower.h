@@ -102,7 +102,7 @@ static void follower_start(struct follower *f, const struct config *c, bool is_n
     }
 }
 
-// Tells the follower, if there is one, that the run has ended, and waits up to a minute until it has sent the log.
+// Tells the follower, if any, that the run has ended. Waits for its end; after a minute warns, and leaves it running.
 static void follower_end(struct follower *f) {
     enum { WAIT_MS = 60000, EVERY_MS = 20 };
     if (f->pid == 0)

@@ -115,8 +115,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Zeroes all delayed scales, which the checkpoint has by other options (fp8_scales_hold). The next step casts by its
-// own amaxes, later ones by the histories, which stay. Waits for the device. Does nothing without delayed scales.
+// Zeroes all delayed scales, which are from a run with other options (fp8_scales_hold). The next step casts by its own
+// amaxes, later ones by the histories, which stay. Waits for the device. Does nothing without delayed scales.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_delayed_scales(f).count;
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

@@ -88,9 +88,8 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
 static bool fp8_is_uncounted(const struct fp8_state *f, enum linear linear, enum fp8_operand operand) {
     return linear == LINEAR_ATT_PROJ && operand == FP8_INPUT && f->attention != FP8_ATTENTION_NONE && fp8_is_delayed(f);
 }
-// Sets each linear layer's name, and the shares of a step's values that casts saturated or flushed to 0; NaN where no
-// cast counts them. counts: the first rank's, (FP8_KINDS, FP8_COUNTS); each other rank's follow after `width` doubles.
-// micro_steps: of one rank. M: the tokens of a micro-step.
+// Sets linear layers' names and the shares of a step's values that casts saturated or flushed to 0; NaN where no cast
+// counts them. counts: (FP8_KINDS, FP8_COUNTS) of each rank, `width` doubles apart. micro_steps: a rank's, of M tokens.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;

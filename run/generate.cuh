@@ -59,8 +59,8 @@ static void generate_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens r->tokenizer, by which --OPTION encodes texts, from tokenizer.json. Without that file, a model of 256 or 257
-// tokens gets a tokenizer of bytes. Ends the program where neither works. close_run frees the tokenizer.
+// Opens r->tokenizer from the tokenizer.json that find_text_file finds. Without that file, a model of 256 or 257 tokens
+// gets a tokenizer of bytes. Ends the program where neither works, naming --OPTION. close_run frees the tokenizer.
 static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];

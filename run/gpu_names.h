@@ -22,7 +22,7 @@ static bool gpu_word_is_brand(const char *word) {
             return true;
     return false;
 }
-// Adds the words of a text, in lower case, without brands. Sets too_many if a word is too long or has no room.
+// Adds a text's runs of letters or of digits, in lower case, but no brands. Sets too_many if one has no room.
 static void gpu_words_add(struct gpu_words *words, const char *text) {
     for (const char *at = text; *at;) {
         const bool letters = isalpha((unsigned char)*at), digits = isdigit((unsigned char)*at);
@@ -74,7 +74,7 @@ static const char *gpu_name(char text[GPU_NAME_MAX], const struct gpu_peak *gpu)
     return text;
 }
 
-// found = the rows that a text without a count may mean: the first whose whole name it has, or all. Returns how many.
+// Finds rows with all words of text, which has no count, or only the first whose whole name is there. Returns how many.
 static int gpu_names_find(const char *text, const struct gpu_peak *found[GPU_PEAKS]) {
     struct gpu_words asked;
     int count = 0;

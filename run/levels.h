@@ -51,7 +51,7 @@ static void level_list_features(char *text, size_t bytes, const struct level *le
             text_add(text, bytes, " %s", f->name);
 }
 
-// Returns the name of the level's instructions that multiply bf16, or NULL.
+// Returns the level's compiled feature that multiplies bf16, by name, or NULL. AMX is of no level: call amx_available.
 static const char *level_bf16_products(const struct level *level) {
     for (const struct cpu_feature *f = level->features; f->name; f++)
         if (f->multiplies_bf16 && cpu_feature_is_compiled(f))

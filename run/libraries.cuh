@@ -26,6 +26,7 @@ static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
+// Writes a version of NCCL or cuBLASLt, 10000 major + 100 minor + patch, to text, as "12.3.4". Returns text.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;

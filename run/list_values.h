@@ -5,7 +5,6 @@
 #include <stdio.h>         // printf
 #include <string.h>        // strncmp
 
-// Returns the value of the option `name` in a preset; "": the preset does not set it.
 static const char *preset_setting_or_empty(const struct preset *preset, const char *name) {
     const size_t length = strlen(name);
     const char *value = "";

@@ -68,6 +68,7 @@ static void model_store(struct gpt *m, const struct tensor *t, int64_t first, co
     }
 }
 
+// The buffers that tensors pass through on their way from a file to the model. The files are the caller's.
 struct model_loader {
     struct gpt *m;
     unsigned char *raw;
@@ -197,6 +198,7 @@ static const char *model_check_tied_head(struct model_loader *loader, const stru
     return problem;
 }
 
+// Sets *a to the architecture of the model at `path`, a folder or an llm.c file. Returns NULL, or an error.
 static const char *model_folder_architecture(enum architecture *a, const char *path, struct error_text *error) {
     struct huggingface_config h;
     RETURN_PROBLEM(start_read_model(&h, path, error));
@@ -250,8 +252,8 @@ struct conversions {
     enum state_format to[STATE_COUNT]; // of a layer's tensors, where one was converted
 };
 
-// Loads this rank's part of a trained tensor from a file's fp32 STATE_MASTER or STATE_AVERAGES: rounded into
-// parameters, exactly into master weights and moving averages, where the run has them. Returns NULL, or what is wrong.
+// Loads this rank's part of a trained tensor from a file's fp32 STATE_MASTER or STATE_AVERAGES. Either sets parameters,
+// rounded, and master weights and moving averages, exactly, where the run has them. Returns NULL, or what is wrong.
 static const char *model_load_exact(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                                     enum optimizer_state id, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
@@ -317,11 +319,11 @@ static const char *stored_tensor_read(struct state_room *room, const struct stor
     state_from_file(room->from, room->bytes, room->scales, s->format, n);
     return NULL;
 }
-// Loads this rank's part of a parameter's moment, converted to the format that the run stores, which is noted in
-// *conversions. Does nothing if the run has no such moment. Returns NULL, or what is wrong.
-static const char *model_load_moment(struct gpt *m, struct state_room *room, const struct safetensors *file,
-                                     const char *file_name, enum optimizer_state id, const struct tensor *t,
-                                     struct conversions *conversions, struct error_text *error) {
+// Loads this rank's part of a parameter's moment or averages (`id`), in the format that the run stores; *conversions
+// notes where they were converted. Does nothing if the run has no such state. Returns NULL, or what is wrong.
+static const char *model_load_state(struct gpt *m, struct state_room *room, const struct safetensors *file,
+                                    const char *file_name, enum optimizer_state id, const struct tensor *t,
+                                    struct conversions *conversions, struct error_text *error) {
     struct optimizer *o = &m->optimizer;
     struct stored_tensor s = {file, file_name, NULL, NULL, FORMAT_FP32};
     const enum state_format format = optimizer_format(o, id, t);
@@ -358,8 +360,8 @@ static bool state_comes_from_file(const struct gpt *m, const struct safetensors 
     }
     return false;
 }
-// Loads this rank's part of all states for which state_comes_from_file. Notes in *conversions, which is zeroed before,
-// which of them were converted. Returns NULL, or what is wrong.
+// Loads this rank's part of all states for which state_comes_from_file. Notes in *conversions, which the caller has
+// zeroed, which of them were converted. Returns NULL, or what is wrong.
 static const char *model_load_states(struct gpt *m, const struct safetensors *file, const char *file_name,
                                      struct conversions *conversions, struct error_text *error) {
     const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
@@ -369,8 +371,8 @@ static const char *model_load_states(struct gpt *m, const struct safetensors *fi
     for (int id = 0; id < STATE_COUNT; id++)
         for (int i = 0;
              i < m->table.num_tensors && !problem && state_comes_from_file(m, file, (enum optimizer_state)id); i++)
-            problem = model_load_moment(m, &room, file, file_name, (enum optimizer_state)id, &m->table.tensors[i],
-                                        conversions, error);
+            problem = model_load_state(m, &room, file, file_name, (enum optimizer_state)id, &m->table.tensors[i],
+                                       conversions, error);
     free(room.bytes);
     free(room.scales);
     host_free(room.from);
@@ -378,8 +380,8 @@ static const char *model_load_states(struct gpt *m, const struct safetensors *fi
     return problem;
 }
 
-// Loads the master weights, unless this run has none or the model's own files have them exactly (model_is_exact).
-// *converted = the conversion, if only the run or only the file has master weights, or NULL. Returns NULL, or an error.
+// Loads the file's master weights, unless the run has no fp32 weights or the model's files have them (model_is_exact).
+// *converted = the conversion, if only the run or only the file has fp32 weights, or NULL. Returns NULL, or an error.
 static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
                                           bool model_is_exact, const char **converted, struct error_text *error) {
     struct model_loader loader;
@@ -402,7 +404,7 @@ static const char *model_load_all_masters(struct gpt *m, const struct safetensor
     return problem;
 }
 
-// Says in one line, on rank 0, what was converted. masters: the words of model_load_all_masters, or NULL.
+// Says in one line, on rank 0, which states were converted, if any. masters: model_load_all_masters' words, or NULL.
 static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
                                const char *masters) {
     bool any = masters != NULL;
@@ -491,8 +493,8 @@ static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARA
                                             PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
                                             PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
-// Loads a tensor at byte *at of the file, and moves *at past it. The file has stored_rows rows; the model takes its
-// visible ones. bf16: the file's type, else fp32. Returns NULL, or what is wrong.
+// Loads a tensor at byte *at of the file, and moves *at past it. The file has stored_rows rows; only the first
+// t->visible_rows are loaded. bf16: the file's type, else fp32. Returns NULL, or what is wrong.
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
                                           const struct tensor *t, int64_t stored_rows, bool bf16,
                                           struct error_text *error) {

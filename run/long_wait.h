@@ -41,8 +41,8 @@ static void *long_wait_main(void *argument) {
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Returns a new watch, for long_wait_close. Its thread calls say_it once in each wait of more than `seconds`; say_it
-// may call none of these functions. NULL: no memory or thread; all functions take NULL, and watch nothing.
+// Returns a new watch, for long_wait_close. Its thread calls say_it(seconds) once in each wait of more than `seconds`;
+// say_it may call none of these functions. NULL: no memory or thread; all functions take NULL, and watch nothing.
 static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;

@@ -80,8 +80,8 @@ static inline void merge_pair_free(struct merge_pair *pair) {
     free(pair->right);
     memset(pair, 0, sizeof *pair);
 }
-// Reads tensor t of the adapters, which must be (rows, cols), as fp32 into a new *out, or (cols, rows) if `transposed`.
-// The caller frees *out, which is NULL before, after an error, too. Returns NULL, or what is wrong.
+// Reads tensor t of the adapters, which must be (rows, cols), as fp32 into a new *out. If `transposed`, *out is (cols,
+// rows). The caller frees *out, which is NULL before, after an error, too. Returns NULL, or what is wrong.
 static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
                                      uint64_t cols, bool transposed, struct error_text *error) {
     const struct safetensors *file = &m->adapters.files[0];
@@ -229,6 +229,7 @@ static inline void merge_reserve(struct merge *m, uint64_t elements) {
     if (!m->raw || !m->values)
         fail("out of memory for %llu elements of a file", (unsigned long long)elements);
 }
+// Copies a tensor, which has no adapter, unchanged to m->out. Returns NULL, or an error.
 static inline const char *merge_copy_tensor(struct merge *m, const struct safetensors *file,
                                             const struct safetensors_tensor *t, struct error_text *error) {
     merge_reserve(m, MERGE_CHUNK);

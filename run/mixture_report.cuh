@@ -49,6 +49,7 @@ static void log_epochs(struct run *r) {
     if (r->train->mixture.count > 1 && (done == 1 || done % c->data.log_every == 0 || done == c->training.train_steps))
         log_object(&r->log, done, "epochs", write_epochs, r);
 }
+// Logs how many epochs of each set were trained. Does nothing if there is only one set.
 static void report_epochs_trained(struct run *r) {
     const struct mixture *mixture = &r->train->mixture;
     char text[MIXTURE_TEXT] = "", number[LOG_NUMBER];

@@ -40,7 +40,8 @@ static inline const char *model_folder_add(struct model_folder *folder, const ch
     return NULL;
 }
 
-static inline const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
+// Allocates the arrays of an empty *folder for `files` files. Returns NULL, or an error.
+static inline const char *model_folder_allocate(struct model_folder *folder, int files, struct error_text *error) {
     folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
     folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
@@ -58,11 +59,11 @@ static inline const char *model_folder_open(struct model_folder *folder, const c
         return error_format(error, "%.500s: the name is too long", path);
     snprintf(single_path, sizeof single_path, "%.*s", (int)(strlen(index_path) - strlen(".index.json")), index_path);
     if (stat(single_path, &status) == 0 || stat(index_path, &status) != 0) {
-        RETURN_PROBLEM(model_folder_make_room(folder, 1, error));
+        RETURN_PROBLEM(model_folder_allocate(folder, 1, error));
         return model_folder_add(folder, "model.safetensors", error);
     }
     RETURN_PROBLEM(safetensors_index_open(&index, index_path, error));
-    const char *problem = model_folder_make_room(folder, index.file_count, error);
+    const char *problem = model_folder_allocate(folder, index.file_count, error);
     for (int i = 0; i < index.file_count && !problem; i++)
         problem = model_folder_add(folder, index.files[i], error);
     safetensors_index_close(&index);
@@ -101,7 +102,7 @@ static inline const struct safetensors_tensor *model_folder_find(const struct mo
 static inline const char *adapter_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     memset(folder, 0, sizeof *folder);
     folder->path = path;
-    RETURN_PROBLEM(model_folder_make_room(folder, 1, error));
+    RETURN_PROBLEM(model_folder_allocate(folder, 1, error));
     return model_folder_add(folder, PEFT_MODEL_NAME, error);
 }
 

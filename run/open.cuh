@@ -27,7 +27,7 @@ static void check_fp8(const struct run *r) {
     if (refusal)
         fail("%s", refusal);
 }
-// Adds attention's FP8 passes to the report's row of attention. Ends the program if the device can't compute them so.
+// Adds attention's FP8 passes, if any, to the report's row of attention. Ends the program if this run can't do them.
 static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
@@ -53,7 +53,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
-// Ends the process with advice and EXIT_USAGE if it exits while *threads (an int) threads are started; 0: none are.
+// Ends the process with advice and EXIT_USAGE if it exits while starting *threads (an int) threads; 0: it starts none.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
         return;
@@ -80,7 +80,8 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
-// Starts threads, and opens the device, except in a plan, and the matmul library, for close_run, or ends the program.
+// Opens the device, except in a plan, and the matmul library; close_run closes both. On the CPU also starts OpenMP's
+// threads, except in a plan. Ends the program if one of these fails, or if the run's FP8 is not supported.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -112,8 +113,8 @@ static enum flash_kernels kernels_of_option(enum config_flash_kernels kernels) {
     }
     __builtin_unreachable();
 }
-// Returns the last rank that has not chosen fused, if another rank has; else -1. Such ranks, but rank 0, warn. They
-// lack cuDNN; flash or unfused follows from options and environment, which are equal. Every rank calls this.
+// Returns the last rank that has not chosen fused, if another rank has; else -1. Each such rank but rank 0 warns. It
+// lacks cuDNN; the options and environment that choose flash or unfused are equal on all ranks. Every rank calls this.
 static int rank_without_fused(struct run *r, const struct attention_choice *choice) {
     const bool fused = choice->backend == ATTENTION_FUSED;
     const int rank = r->config->rank;
@@ -247,7 +248,7 @@ static void choose_plan(struct run *r) {
     create_model(r);
 }
 // Chooses attention's backend and what options leave open (in r->own), and plans r->model; allocates none. Writes
-// --plan-json and --plan-picture. Ends the program if --plan exceeds budgets. The device is open. All ranks call this.
+// --plan-json and --plan-picture. Ends the program if --plan exceeds budgets. Needs open_device. All ranks call this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
@@ -263,7 +264,7 @@ static void plan_model(struct run *r) {
     write_plan(r);
 }
 
-// Plans r->model anew, once, if choices were made by free memory and no longer fit on some rank. Every rank calls this.
+// Chooses by free memory and plans r->model anew, once, if old choices don't fit on some rank. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
     const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
@@ -290,7 +291,7 @@ static void allocate_model(struct run *r) {
 }
 
 // Returns how documents are told apart in a loader's files. delimiter: the end-of-text token, or -1 if none is known;
-// --eod-token overrides it. Ends the program where a token is needed and is unknown or outside the vocabulary.
+// --eod-token overrides it. Ends the program where a needed token is unknown, or a token is outside the vocabulary.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->data.eod_token >= 0 ? c->data.eod_token : delimiter,
                                  c->data.eod_mask_loss};
@@ -317,9 +318,9 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
 }
-// Makes loaders separate documents, where options or the data ask for it; then allocates r->document_starts. Beside
-// finetuning shards, samples may be documents; else ends the program if nothing tells documents apart. Ends it, too, if
-// only validation has such shards, without --reset-attention-mask. The vocabulary is open. Every rank calls this.
+// Makes loaders separate documents, if options or finetuning shards ask; allocates r->document_starts. Ends the program
+// if nothing tells documents apart; beside finetuning shards, each sample is one. Ends it, too, if only validation has
+// such shards, without --reset-attention-mask. If options ask, the vocabulary is open. Every rank calls this.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};

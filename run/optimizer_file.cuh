@@ -9,6 +9,7 @@
 
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
+// Whether the run has its weights in fp32: as parameters, or as master weights.
 static bool has_exact_weights(const struct optimizer *o) {
     return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
@@ -34,6 +35,7 @@ static bool format_has_scales(enum state_format format) {
     }
     return false;
 }
+// Returns what messages call the format of a moment or an average, as "8bit" for either format of 8 bits.
 static const char *format_name(enum state_format format) {
     switch (format) {
     case FORMAT_FP32: return "fp32";
@@ -45,6 +47,7 @@ static const char *format_name(enum state_format format) {
     }
     return "";
 }
+// Returns the file's type of a state's values: F32 for FORMAT_REMAINDER too, as the file has whole master weights.
 static enum safetensors_dtype format_dtype(enum state_format format) {
     switch (format) {
     case FORMAT_FP32:
@@ -69,6 +72,7 @@ static bool format_of_dtype(enum state_format *format, enum optimizer_state id, 
     return true;
 }
 
+// The number of elements that files have of a whole tensor: all except its padding rows.
 static int64_t tensor_visible_elements(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
 static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
 

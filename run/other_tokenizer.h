@@ -8,25 +8,27 @@
 #include "runtime/machine/say.h"      // say, say_warning
 
 // The paths of the files that say which text a token has; "" where there is no such file.
-struct token_texts {
+struct token_text_paths {
     char tokenizer[PATH_MAX], vocabulary[PATH_MAX];
 };
 
-// Returns the paths of tokenizer and vocabulary beside a shard, where prepare_data.py puts them; "": there is none.
-static struct token_texts token_texts_of_shard(const char *shard) {
-    struct token_texts texts;
+// Returns a shard's tokenizer.json and vocabulary.bin, as file_beside_shard finds them; "" for a missing file.
+static struct token_text_paths token_text_paths_of_shard(const char *shard) {
+    struct token_text_paths texts;
     if (!tokenizer_find(shard, texts.tokenizer, sizeof texts.tokenizer))
         *texts.tokenizer = '\0';
     if (!vocabulary_find(shard, texts.vocabulary, sizeof texts.vocabulary))
         *texts.vocabulary = '\0';
     return texts;
 }
+// Sets path to FOLDER/NAME if this file can be read, else to "". Doesn't open the file.
 static void token_texts_find(char path[PATH_MAX], const char *folder, const char *name) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX || access(path, R_OK) != 0)
         *path = '\0';
 }
-static struct token_texts token_texts_of_model(const char *folder) {
-    struct token_texts texts;
+// Returns the paths of a model folder's tokenizer.json and vocabulary.bin; "" for a file that can't be read.
+static struct token_text_paths token_text_paths_of_model(const char *folder) {
+    struct token_text_paths texts;
     token_texts_find(texts.tokenizer, folder, "tokenizer.json");
     token_texts_find(texts.vocabulary, folder, "vocabulary.bin");
     return texts;
@@ -40,11 +42,12 @@ struct known_tokenizer {
     char from[PATH_MAX];
 };
 
-// Whether two tokenizers are known and encode text without added tokens to other ids.
+// Whether two tokenizers encode text without added tokens differently. False if the digest of one of them is not known.
 static bool gives_other_ids(const struct known_tokenizer *a, const struct known_tokenizer *b) {
     return tokenizer_digest_known(&a->digest) && tokenizer_digest_known(&b->digest) &&
            memcmp(a->digest.text, b->digest.text, sizeof a->digest.text) != 0;
 }
+// Returns the first 8 bytes of the digest's half `text`, as messages show it.
 static unsigned long long digest_shown(const struct known_tokenizer *known) {
     unsigned long long shown = 0;
     for (int i = 0; i < 8; i++)
@@ -85,8 +88,9 @@ static void check_shards(const struct dataloader *loader, struct known_tokenizer
     }
 }
 
-// Ends the job where the data are of several tokenizers, or of another one than the folder of --init-from or --resume
-// has. Only warns if just added tokens differ, since users give spare ones a meaning. Only rank 0 checks.
+// Ends the job where shards are known to be of several tokenizers, or of another one than the folder of --resume or
+// --init-from has. Only warns if only added tokens differ from the folder's: users give spare ones a meaning. Added
+// tokens are not compared between shards. Only rank 0 checks.
 static void check_tokenizers(const struct run *r) {
     const char *folder = *r->config->checkpoint ? r->config->checkpoint : r->config->checkpoints.init_from;
     char path[PATH_MAX];
@@ -157,8 +161,8 @@ static void report_other_tokenizer(const struct run *r, FILE *out) {
     const struct dataloader *loader = r->train ? r->train : r->val;
     if (!loader || !*c->checkpoints.init_from || c->rank > 0)
         return;
-    const struct token_texts data = token_texts_of_shard(dataloader_path(loader, 0)),
-                             model = token_texts_of_model(c->checkpoints.init_from);
+    const struct token_text_paths data = token_text_paths_of_shard(dataloader_path(loader, 0)),
+                                  model = token_text_paths_of_model(c->checkpoints.init_from);
     const bool vocabularies = *data.vocabulary && *model.vocabulary && (!*data.tokenizer || !*model.tokenizer);
     const bool data_tokenizer = *data.tokenizer && !vocabularies, model_tokenizer = *model.tokenizer && !vocabularies;
     const char *const data_path = data_tokenizer ? data.tokenizer : data.vocabulary;
@@ -191,7 +195,7 @@ static int tokens_of_data(const struct dataloader *train) {
         if (i + 1 == train->num_files)
             return (int)tokens;
     }
-    const struct token_texts texts = token_texts_of_shard(dataloader_path(train, 0));
+    const struct token_text_paths texts = token_text_paths_of_shard(dataloader_path(train, 0));
     const bool vocabulary = *texts.vocabulary != 0;
     if (!vocabulary && !*texts.tokenizer)
         return 0;

@@ -10,7 +10,7 @@
 
 #define OUT_LOCK_NAME ".lock"
 
-// Takes config->out_lock (-1: --out is missing). Only warns if locks are impossible. Returns NULL, or an error.
+// Sets config->out_lock, -1 if --out is missing. Warns if locks fail. Returns an error if --out is another's, or NULL.
 static const char *out_lock_take(struct config *config, struct error_text *error) {
     char path[PATH_MAX];
     struct error_text text;

@@ -77,7 +77,7 @@ static bool score_text(struct run *r, const char *path) {
     free(text.windows);
     return scored;
 }
-// Opens r->tokenizer and scores the files of --perplexity. Returns false if a signal stops it. Every rank calls this.
+// Scores --perplexity's files, if any; may open r->tokenizer. Returns false if a signal stops it. All ranks call this.
 static bool score_texts(struct run *r) {
     int count;
     char **paths = list_elements(r->config->evaluation.perplexity, &count);

@@ -196,7 +196,7 @@ static int plan_section(const struct plan_phase *phase) {
     return phase->group == PHASES_RECOMPUTE ? PHASES_BACKWARD : phase->group;
 }
 
-// Draws the layers' numbers in a section, phases [first, end), each below its first phase, where there is room.
+// Draws the layers' numbers in a section, phases [first, end), each below the first of its phases that has room.
 static void plan_svg_layers(const struct plan_picture *picture, int first, int end) {
     double free_from = 0;
     int last = -1;

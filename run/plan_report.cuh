@@ -74,6 +74,7 @@ static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, 
 static bool plan_offloads(const struct plan *plan) {
     return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
 }
+// Prints the host's arenas, staging too, and a step's copies. With one_memory, adds that offloading saves nothing.
 static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], bool one_memory,
                             FILE *file) {
     char out[LOG_NUMBER], in[LOG_NUMBER];
@@ -115,6 +116,7 @@ static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRAN
 
 // ---- JSON ----
 
+// Writes the names of all categories, then of all phases.
 static void plan_json_names(struct json *json, const struct plan *plan) {
     json_array_begin(json, "categories");
     for (int i = 0; i < plan->category_count; i++)
@@ -131,6 +133,7 @@ static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;
 }
+// Ends the object that plan_json_line_begin began. What follows is on lines of its own again.
 static void plan_json_line_end(struct json *json) {
     json_object_end(json);
     json->pretty = true;

@@ -42,6 +42,7 @@ static void summary_verdict(const struct run *r, size_t limit) {
         log_row("verdict", "does NOT fit: it takes %s%s, %s %s", all, host, whose, log_bytes(may, (int64_t)limit));
 }
 
+// Prints a row of the bytes that each arena takes of a rank's device memory: parameters, gradients and so on.
 static void summary_parts(const struct plan *plan) {
     char text[256] = "", bytes[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -142,7 +143,7 @@ static bool summary_next_batch(const struct run *r, size_t limit) {
         by_auto ? "what auto then chooses" : log_bytes(bytes, (int64_t)change.bytes.device));
     return true;
 }
-// Advises to recompute nothing, if the user chose to recompute and that fits `limit`. Returns whether it printed.
+// Advises against recomputation if the user chose it and a plan without it fits `limit`. Returns whether it printed.
 static bool summary_next_recomputation(const struct run *r, size_t limit) {
     struct config changed = *r->config;
     char bytes[LOG_NUMBER];

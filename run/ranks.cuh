@@ -71,6 +71,7 @@ static void budgets_of(const struct run *r, bool free_here, size_t budget[MEMORY
         budget[MEMORY_DEVICE] = host_available_bytes(1);
 }
 
+// Returns what COLLECTIVES_HOST sends by: MPI if asked for, or by default in a job that MPI launched; else sockets.
 static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
     switch (collectives) {
     case BY_MPI: return EXCHANGE_MPI;
@@ -222,7 +223,7 @@ static void check_replicas(struct run *r) {
 
 // A request is a sum of these, with REQUEST_SIGNAL times a stopping signal. Time is up if two slowest steps don't fit.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
-// Returns the requests that have reached this process, a sum of REQUEST_*, or 0. Returns a request to save only once.
+// Returns what signals and --exit-after ask of this process, a sum of REQUEST_*. Returns each REQUEST_SAVE only once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
@@ -251,7 +252,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Sets in the entry how long collectives took since the last call, and what they sent up to step `slot`, if any did.
+// Sets, with several ranks, the entry's times and bytes of collectives since the last call; bytes: up to `slot`'s step.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)

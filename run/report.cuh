@@ -73,6 +73,7 @@ static void report_positions(const struct run *r) {
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
+// Prints the formats of moments, gradients and master weights, if the run trains and they are not all fp32.
 static void report_formats(const struct run *r) {
     const struct config *c = r->config;
     char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
@@ -115,6 +116,7 @@ static void report_optimizer(const struct run *r) {
     if (m->trains && c->training.ema_decay > 0)
         log_row("moving averages", "of decay %.6g; validation, samples and scores are theirs", c->training.ema_decay);
 }
+// Prints the environment variables that are set and change what is computed, as a row; nothing if there are none.
 static void report_environment(void) {
     char *const variables = environment_describe();
     if (*variables)
@@ -157,7 +159,6 @@ static void report_fit(const struct run *r) {
                 log_bytes(text, (int64_t)p->to_host_bytes), log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
-// Prints the share of the parameters that is trained, unless all are, and the adapters, if there are any.
 static void report_finetuning(const struct run *r) {
     const struct config *c = r->config;
     const struct parameters *table = &r->model->table;

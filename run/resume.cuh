@@ -14,8 +14,8 @@
 
 // ---- starting ----
 
-// Moves r->train to the state's position. Other data than the checkpoint's end the program or, with --new-data, begin
-// at that position, and no loss counts as the best so far.
+// Moves r->train to the state's position. Other data than the checkpoint's end the program. With --new-data they
+// replace the checkpoint's from this position on, as in resume_new_data, and no loss counts as the best so far.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct error_text error;
     const char *problem = data_refusal(r->train, state, r->config->checkpoint, &error);
@@ -46,9 +46,8 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
-// Sets r->base_folder and r->base_digest to the base model that --init-from names. Call it only if the run has
-// adapters. Ends the program if the base has other modules than the options give, or isn't the base that the adapters
-// of `checkpoint` (or NULL) were trained on.
+// Sets r->base_folder and r->base_digest to the base model that --init-from names, for a run with adapters. Ends the
+// program if the base is of another architecture, or not the one that `checkpoint` (or NULL) was trained on.
 static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     const struct config *c = r->config;
     struct error_text error;
@@ -74,7 +73,7 @@ static void find_base(struct run *r, const struct trainer_state *checkpoint) {
     if (!realpath(c->checkpoints.init_from, r->base_folder))
         fail("--init-from %s: %s", c->checkpoints.init_from, strerror(errno));
 }
-// Loads --init-from, a file of llm.c or a folder, and --init-from-ema or --lora-adapter. Returns NULL, or an error.
+// Loads --init-from: llm.c's file, or a folder and, if given, its averages or --lora-adapter. Returns NULL or an error.
 static const char *load_named_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     struct stat status;
@@ -86,8 +85,7 @@ static const char *load_named_parameters(struct run *r, struct error_text *error
         RETURN_PROBLEM(model_load_averages(r->model, c->checkpoints.init_from, error));
     return *c->finetuning.lora_adapter ? adapters_load(r->model, c->finetuning.lora_adapter, &exact, error) : NULL;
 }
-// Loads what --init-from names, if it is given; with LoRA, calls find_base first. With --check-weights, one rank of
-// each host checks the files meanwhile. Returns NULL, or an error.
+// Loads what --init-from names, if it is given; with LoRA, calls find_base first. Returns NULL, or an error.
 static const char *load_parameters(struct run *r, struct error_text *error) {
     const struct config *c = r->config;
     const bool checks = c->checkpoints.check_weights && (!r->parallel || r->parallel->launch.local_rank == 0);
@@ -280,9 +278,9 @@ static void open_saver(struct run *r) {
         }
 }
 
-// Begins each rank's part of a checkpoint. writer, on rank 0: its process id, or 0 if it could not begin. Returns
-// whether parts are to be written. If one could not begin, gives all up, and sets r->save_failed; rank 0 and the first
-// rank that failed get *problem. Every rank calls this.
+// Begins each rank's part of the checkpoint that rank 0 began. writer, read on rank 0: its process id, or 0 if it could
+// not begin; then only returns false. Returns whether all parts began. If one failed, gives all up and sets
+// r->save_failed; rank 0 and the first rank that failed get *problem. Every rank calls this.
 static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
     const struct config *c = r->config;
     const char *refused = NULL;

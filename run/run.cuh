@@ -87,7 +87,7 @@ struct run {
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
-// Records that a step begins now, from which its time counts. None may be in flight.
+// Records EVENT_START on the device, from which the next step's time counts. No step may be in flight.
 static void step_starts(struct run *r) {
     device_event_record(&r->dev, EVENT_START);
     r->step_begins = EVENT_START;

@@ -13,7 +13,7 @@
 #include <string.h>                   // strcmp
 #include <sys/stat.h>                 // stat
 
-// Whether a folder has a folder `checkpoints`, as a run's --out has, which holds models but isn't a model's folder.
+// Whether a folder has a folder `checkpoints` in it, as a run's --out has; a model's own folder has none.
 static bool has_checkpoints(const char *folder) {
     char path[PATH_MAX];
     struct stat status;

@@ -83,7 +83,7 @@ static uint64_t taken_of_part(const struct trainer_state *state, int q) {
     return mixture_taken(&former, q, state->samples);
 }
 
-// Moves a loader of the checkpoint's data to its position. Shards added since are read from their set's next epoch on.
+// Moves a loader, accepted by data_refusal, to the state's position. Added shards begin with their set's next epoch.
 static void resume_same_data(struct dataloader *loader, const struct trainer_state *state) {
     struct part_start starts[MIXTURE_PARTS];
     for (int p = 0; p < state->num_parts; p++) {

@@ -29,7 +29,7 @@ static bool is_same_file(struct file_identity a, struct file_identity b) {
     return a.inode != 0 && a.device == b.device && a.inode == b.inode;
 }
 
-// Prints a note on `out` if training data have files of validation data (or NULL), or a file twice.
+// Prints a note on `out` if training data have a file twice, or a file of the validation data. val may be NULL.
 static void report_same_files(const struct dataloader *train, const struct dataloader *val, FILE *out) {
     const int files = dataloader_num_files(train), val_files = val ? dataloader_num_files(val) : 0;
     struct file_identity *trained = file_identities(train), *validated = val ? file_identities(val) : NULL;

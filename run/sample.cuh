@@ -31,7 +31,7 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Returns the smallest of the fewest, largest weights (V, >= 0) that make up `share` of the sum, or 0. scratch: (V).
+// Returns the least of the largest weights (V, >= 0) that make up `share` of the sum; 0 if they never do. scratch: (V).
 static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
     double wanted = 0; // the sum that the largest weights in [low, high] have yet to reach
@@ -179,7 +179,7 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
 
 // Writes tokens after prompts. Row b of tokens (sequences, n) begins with a prompt of lengths[b] (1 to prompt_tokens).
 // Each row gets n minus the longest prompt's length more; n - 1 is at most decode_tokens. A seed and stream give one
-// text. Asks `stop` (or NULL) before each token; if true, on all ranks alike, returns false. Every rank calls this.
+// text. Returns false once `stop` (NULL: never) is true. Every rank calls this, with a `stop` that says the same.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const int B = m->generation.sequences, T = m->generation.prompt_tokens;

@@ -40,6 +40,7 @@ struct save_job {
 
 // ---- the folder ----
 
+// Copies tokenizer file i of the job, which must exist, into the checkpoint. Returns NULL, or an error.
 static const char *save_tokenizer_file(struct save_job *job, int i) {
     enum { MAX_BYTES = 1 << 30 };
     struct checkpoint_writer *writer = &job->tensors.writer;
@@ -77,7 +78,7 @@ static const char *save_lay_out(struct save_job *job) {
         checkpoint_abandon(writer);
     return problem;
 }
-// Writes this rank's part of a checkpoint that has begun, and ends the part. Returns NULL, or what went wrong.
+// Writes this rank's ranges in a begun checkpoint's files and tells rank 0 so (maybe itself). Returns NULL or an error.
 static const char *save_part(struct save_job *job) {
     const char *problem = save_tensors_pass(&job->tensors, SAVE_PART);
     return problem ? problem : checkpoint_part_end(&job->tensors.part);
@@ -142,7 +143,7 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
 }
 
-// Makes the checkpoint of `step` the best, if it is there and no later one is; or warns. Only rank 0 calls this.
+// Makes `step`'s checkpoint the best, if it exists and the best isn't later. Warns on failure. Only rank 0 calls this.
 static void saver_mend_best(const struct saver *saver, int64_t step) {
     struct error_text error;
     const char *problem = checkpoint_mend_best(saver->job.root, step, saver->job.every, &error);
@@ -156,6 +157,7 @@ static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) 
     saver->job.algorithms_bytes = bytes;
 }
 
+// Sets `adapters`, `bf16` and `model`, for huggingface_tensors_free, by the model and --checkpoint-dtype.
 static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m) {
     const struct config *c = &m->config;
     const enum architecture a = architecture_of(c);
@@ -177,7 +179,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     struct save_tensors *tensors = &job->tensors;
     struct error_text error;
     memset(saver, 0, sizeof *saver);
-    if (!optimizer_copy_writes(&m->zero.shards))
+    if (!rank_writes_checkpoint(&m->zero.shards))
         return;
     saver->m = m;
     saver->end_of_text = end_of_text;
@@ -188,7 +190,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     tensors->most_shard_bytes = (uint64_t)((double)c->checkpoints.max_shard_gib * 0x1p30);
     tensors->first = m->zero.shards.rank == 0;
     job->rank = m->zero.shards.rank;
-    job->ranks = optimizer_copy_ranks(&m->zero.shards);
+    job->ranks = checkpoint_ranks(&m->zero.shards);
     job->keep = c->checkpoints.keep_checkpoints;
     job->every = c->checkpoints.checkpoint_every;
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->data.out) >= sizeof job->root)
@@ -220,9 +222,9 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
     return fclose(out) == 0 ? text : NULL;
 }
 
-// Begins the checkpoint of a step on rank 0; no save may be in progress. state_json: the text of trainer_state.json,
-// which the saver frees, after an error, too. Returns what went wrong, or NULL; then saver_save writes the checkpoint.
-// Where several ranks write, each of them, rank 0 too, calls saver_begin_part between the two.
+// Prepares the save of a step on rank 0; lays out the checkpoint's files if several ranks write. No save may be in
+// progress. The saver frees state_json, trainer_state.json's text, also after an error. Returns an error or NULL. Then
+// each of several ranks, rank 0 too, calls saver_begin_part. After that saver_save writes the checkpoint.
 static const char *saver_begin(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);
@@ -266,7 +268,7 @@ static void saver_save(struct saver *saver) {
         checkpoint_thread_call(&saver->thread, save_run, job);
 }
 
-// Waits for the save in progress, whose result is lost, and frees the saver's memory. m NULL: does nothing.
+// Waits for the save in progress, whose result is lost, and frees the saver's memory. Does nothing if saver->m is NULL.
 static void saver_close(struct saver *saver) {
     struct save_job *job = &saver->job;
     if (!saver->m)

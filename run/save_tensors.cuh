@@ -57,7 +57,8 @@ static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at,
     return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
                   : owned_range_next(&s->m->optimizer, at, end, place);
 }
-// out (n) = exact parameters [at, at + n) in save_next's range: master weights, if any. n <= SAVE_CHUNK - STATE_BLOCK.
+// Sets out (n) to parameters [at, at + n) in fp32, by the master weights if there are any. The range must be one that
+// save_next found, or a part of it, and n at most SAVE_CHUNK - STATE_BLOCK.
 static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
@@ -195,7 +196,8 @@ static const char *save_entries(struct save_tensors *s, save_entry *write, const
         problem = write(s, &entries[i]);
     return problem;
 }
-// Does s->pass over a file: sorts entries (count); `write` writes each. metadata: (pairs). Returns NULL, or an error.
+// Does s->pass over one file. Sorts the entries (count) and sets their places in it. `write` then writes each, except
+// in SAVE_LAY_OUT, which calls it for none. metadata: (pairs). Returns NULL, or an error.
 static const char *save_file(struct save_tensors *s, const char *name, const struct safetensors_pair *metadata,
                              int pairs, save_entry *write, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -240,16 +242,16 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_elements(t));
 }
 
-static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
+static uint64_t saved_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_elements(t) * (s->bf16 ? 2 : 4);
 }
-// Divides the tensors, in order, into files up to s->most_shard_bytes. Adapters, or a larger tensor, are one file.
-// first[i] (tensors + 1) = the first tensor of file i; then follows s->model.count. Returns the number of files.
+// Divides the tensors, in order, into files up to s->most_shard_bytes. A larger tensor has its own file; all adapters
+// are in one. first[i] (tensors + 1) = the first tensor of file i, then s->model.count. Returns the number of files.
 static int save_divide(const struct save_tensors *s, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
     for (int i = 0; i < s->model.count; i++) {
-        const uint64_t more = save_tensor_bytes(s, &s->model.list[i]);
+        const uint64_t more = saved_tensor_bytes(s, &s->model.list[i]);
         if (i == 0 || (bytes + more > s->most_shard_bytes && !s->adapters)) {
             first[shards++] = i;
             bytes = 0;
@@ -272,7 +274,7 @@ static const char *save_index(struct save_tensors *s, const int *first, int shar
         for (int i = first[shard]; i < first[shard + 1]; i++) {
             entries[i].tensor = s->model.list[i].name;
             entries[i].file = names[shard];
-            total += save_tensor_bytes(s, &s->model.list[i]);
+            total += saved_tensor_bytes(s, &s->model.list[i]);
         }
     if (out)
         safetensors_index_write(out, entries, s->model.count, total);
@@ -311,6 +313,7 @@ static const char *save_shards(struct save_tensors *s, struct safetensors_tensor
     }
     return problem || shards == 1 || s->pass == SAVE_PART ? problem : save_index(s, first, shards, names);
 }
+// Does s->pass over the model's files, or the adapters' file, as save_shards does. Returns NULL, or an error.
 static const char *save_model(struct save_tensors *s) {
     const size_t count = (size_t)s->model.count + 1;
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
@@ -368,6 +371,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
 }
+// Does s->pass over optimizer.safetensors: its states, and FP8's delayed scales. Returns NULL, or an error.
 static const char *save_optimizer(struct save_tensors *s) {
     const struct gpt *m = s->m;
     const int most = 2 * STATE_COUNT * m->table.num_tensors;
@@ -408,7 +412,8 @@ static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass
 
 // ---- memory ----
 
-// Allocates the memory of all saves, NULL before, for save_tensors_close. s->model is listed. Returns NULL or an error.
+// Sets s->m and allocates the memory that all saves share. s->model is listed before; the pointers to set are NULL
+// before. save_tensors_close frees it. Returns NULL, or an error.
 static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, struct error_text *error) {
     int64_t widest = SAVE_CHUNK, moved = 0;
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {

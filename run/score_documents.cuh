@@ -28,6 +28,7 @@ static int compare_documents(const struct scored_document *a, const struct score
             return a->tokens[i] < b->tokens[i] ? -1 : 1;
     return (a->first > b->first) - (a->first < b->first);
 }
+// Compares two places by their documents, as compare_documents does, for qsort. a and b each point to a place.
 static int compare_places(const void *a, const void *b) {
     return compare_documents(((const struct document_place *)a)->document,
                              ((const struct document_place *)b)->document);

@@ -45,7 +45,7 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// Encodes, by encode_scored, a text that begins with context; `special` unless the prefix token's text begins it.
+// Encodes a context, continued or not, by encode_scored: with the template's tokens, unless the prefix token begins it.
 static int32_t *encode_with_context(const struct run *r, const char *text, size_t bytes, int64_t *count,
                                     const char *where) {
     const struct tokenizer *t = &r->tokenizer;

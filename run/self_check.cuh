@@ -74,8 +74,8 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
 #define SELF_CHECK_IS_RIGHT "self-check: right, within "
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
-// Runs a stage of the check with all keys seen and, if the model hides some, again with some hidden. Writes what is
-// wrong to reason (size bytes), which is empty before. Raises *largest to the largest distance.
+// Judges the backend by itself or by the simpler one, as `stage` says: with all keys seen and, if the model hides some,
+// with some hidden. Writes the first fault to reason (size bytes), "" before. Raises *largest to the largest distance.
 static void self_check_stage(char *reason, size_t size, struct attention_check check, enum judge_stage stage,
                              int multiprocessors, double *largest, struct device *dev) {
     const bool hides = check.hides_keys;
@@ -95,12 +95,13 @@ static void self_check_open(struct device *dev, struct cudaDeviceProp *propertie
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("\n" SELF_CHECK_OPEN "\n");
 }
+// Closes the device that self_check_open opened in this child, with its matmul library and its attention.
 static void self_check_close(struct device *dev) {
     matmul_destroy(dev->matmul);
     attention_close(dev);
     device_close(dev);
 }
-// Checks the backend that the request names, in a child, and prints the verdict. Returns the exit status.
+// Serves as a run's child: checks the backend that the request names, and prints the verdict. Returns EXIT_SUCCESS.
 static int self_check_serve(const char *request) {
     struct attention_check check;
     struct cudaDeviceProp properties;
@@ -170,8 +171,8 @@ static bool self_check_blames_memory(const char *output) {
             return true;
     return false;
 }
-// Whether the kernels are to blame for the end of a child that opened its GPU and gave no verdict: it hung or failed,
-// but not for lack of memory, nor by a signal that somebody sent.
+// Whether the kernels are to blame for a child's end: it hung or failed, but not for lack of memory, nor by a signal
+// that somebody sent. The caller has made sure that the child opened its GPU and gave no verdict.
 static bool self_check_is_fault(struct child_result result, const char *output) {
     switch (result.end) {
     case CHILD_LATE: return true;
@@ -209,7 +210,8 @@ static struct child_result self_check_run_child(char *output, size_t size, char 
                     result.left);
     return result;
 }
-// Has a child check the backend that the request names; sets *verdict.
+// Has a child check the backend that the request names, and sets *verdict by the child's lines; "right by itself" is
+// enough. Without such a line, a fault of the kernels gives WRONG, and any other end gives UNKNOWN.
 static void self_check_ask(struct self_verdict *verdict, char *request) {
     enum { OUTPUT = 1 << 16 };
     char within[64], opened[8];
@@ -274,8 +276,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Sets r->self_check.known, on all ranks, to the text of rank 0's file of verdicts, or "" if it has none. Ends the
-// program if the file can't be read. Every rank calls this.
+// Sets r->self_check.known to the text of rank 0's verdicts, or "". Ends the program on errors. Every rank calls this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -332,7 +333,7 @@ static void self_check_add(char **lines, const struct self_verdict *verdict, con
         fail("out of memory");
     free(before);
 }
-static const char *self_check_name(enum attention_backend backend, const struct device *dev) {
+static const char *self_check_backend_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
     case ATTENTION_FLASH: return flash_describe(dev);
     case ATTENTION_UNFUSED: return unfused_compute_name(dev);
@@ -346,10 +347,10 @@ static void self_check_log_refused(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (*r->self_check.refused[i])
-            json_str(json, self_check_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
+            json_str(json, self_check_backend_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Appends rank 0's new verdicts, as far as each lasts, to the file in --out, or warns that it can't. Logs the refusals
-// in log.jsonl, which is open. Frees the lines of verdicts: no check may follow.
+// Appends, on rank 0, the new verdicts that later starts may use to the file in --out, or warns that it can't. Logs the
+// refusals in log.jsonl, which is open. Frees the lines of verdicts: no check may follow.
 static void self_check_save(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -408,7 +409,8 @@ static enum attention_backend self_check_simpler(enum attention_backend backend,
     }
     return ATTENTION_AUTO;
 }
-static struct attention_check self_check_of(struct run *r, enum attention_backend backend) {
+// Returns what a check of `backend` is to run: the model's shape and features, and the simpler backend to compare with.
+static struct attention_check attention_check_of(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     struct attention_check check;
     memset(&check, 0, sizeof check);
@@ -458,7 +460,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
         return true;
     if (!s->is_read && r->config->device.self_check != CHECK_ALWAYS)
         self_check_read(r);
-    const struct attention_check check = self_check_of(r, backend);
+    const struct attention_check check = attention_check_of(r, backend);
     struct self_verdict verdict;
     self_check_write_request(request, &check, r->dev.index);
     self_check_write_key(key, request, &r->dev);
@@ -481,6 +483,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     return false;
 }
 
+// Logs the last check's verdict in the row "self-check", unless none was made or it is WRONG.
 static void self_check_report(const struct run *r) {
     const struct self_check *s = &r->self_check;
     const bool is_old = s->seconds == 0;

@@ -28,7 +28,8 @@ struct measure_request {
 
 #define SELF_MEASURE_WORD FLOATX_NAME " measure "
 
-static int measure_mask(const struct measure_request *m) {
+// Returns a bit for each backend that is timed beside m->rule, whose own bit is never set; 0: there is none.
+static int measure_others_bits(const struct measure_request *m) {
     int mask = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         mask |= m->others[i] << i;
@@ -41,9 +42,9 @@ static void measure_write_request(char *text, const struct measure_request *m, i
              SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" PRIx64
                                " B=%d T=%d heads=%d groups=%d dim=%d "
                                "scale=%.9g softcap=%.9g hides=%d rotary=%d amax=%d any_order=%d",
-             (int)getpid(), gpu, (int)m->rule, measure_mask(m), m->cudnn, s->B, s->T, s->num_heads, s->num_query_groups,
-             s->head_dim, (double)s->scale, (double)s->softcap, m->check.hides_keys, m->check.rotary, m->check.amax,
-             m->check.any_order);
+             (int)getpid(), gpu, (int)m->rule, measure_others_bits(m), m->cudnn, s->B, s->T, s->num_heads,
+             s->num_query_groups, s->head_dim, (double)s->scale, (double)s->softcap, m->check.hides_keys,
+             m->check.rotary, m->check.amax, m->check.any_order);
 }
 // Reads what measure_write_request wrote. Returns false where this program can't make such a measurement.
 static bool measure_read_request(struct measure_request *m, int *parent, int *gpu, const char *text) {
@@ -77,7 +78,8 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Checks a backend, or asks whether fused can be used. Writes why it can't be timed to reason (size bytes), or "".
+// Writes why a backend can't be timed to reason (size bytes), or "". Fused is only asked whether it can be used. Any
+// other backend is checked by itself, not against a simpler one.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;
@@ -146,7 +148,7 @@ static enum attention_backend measure_last_at(const char *output) {
         backend = atoi(at + strlen(SELF_MEASURE_AT));
     return backend > 0 && backend < ATTENTION_BACKENDS_COUNT ? (enum attention_backend)backend : ATTENTION_AUTO;
 }
-// Sets *verdict from a child's line on a backend: RIGHT with its time, or WRONG with why. Returns whether there is one.
+// Sets *verdict by a child's line to RIGHT with a time, or WRONG with why. Returns false, with *verdict void, if none.
 static bool measure_read_line(struct self_verdict *verdict, const char *output, int backend) {
     char start[64];
     snprintf(start, sizeof start, SELF_MEASURE_TOOK "%d ", backend);
@@ -197,8 +199,8 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets the verdicts (zeroed before) of all backends to compare: from known lines, or else by a child, whose verdicts go
-// to the file. Starts no child if one is known to be wrong: it must be refused first. Returns whether all are known.
+// Sets the verdicts (zeroed before) of all backends to compare: from known lines or, if one has none, by a child, whose
+// verdicts go to s->found. Starts no child if one is known to be wrong: refuse it first. Returns whether each has one.
 static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
@@ -259,7 +261,7 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     char never[256]; // why cuDNN can't take the shape, whatever version is installed
     memset(&m, 0, sizeof m);
     m.rule = rule;
-    m.check = self_check_of(r, rule);
+    m.check = attention_check_of(r, rule);
     attention_prefers_flash(&reasons, ATTENTION_AUTO, m.check.shape, demands, &r->dev);
     attention_ruled_out(reasons.fused, sizeof reasons.fused, ATTENTION_FUSED, ATTENTION_AUTO);
     m.others[ATTENTION_FLASH_SM90] = !*reasons.sm90;
@@ -274,8 +276,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     return m;
 }
 
-// Times `rule`, the backend that the rules chose, and its alternatives. Returns DONE, with demands->fastest set, if
-// `rule` has a time; else REFUSED if some backend was refused (demands->refused), or NOTHING. Every rank calls this.
+// Times `rule`, the rules' backend, and its alternatives. Returns DONE if `rule` has a time: demands->fastest is set,
+// demands->refused has slower ones. Else returns REFUSED if that has wrong ones, or NOTHING. Every rank calls this.
 static enum self_measure_result self_measure(struct run *r, enum attention_backend rule,
                                              struct attention_demands *demands) {
     struct self_measured *measured = &r->self_check.measured;
@@ -284,10 +286,10 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     if (rule == ATTENTION_UNFUSED || !self_check_any_rank_wants(r, ATTENTION_FLASH))
         return result;
     const struct measure_request m = measure_request_of(r, rule, demands);
-    if (!parallel_largest(r->parallel, measure_mask(&m) != 0, "the time of attention"))
+    if (!parallel_largest(r->parallel, measure_others_bits(&m) != 0, "the time of attention"))
         return result;
     memset(verdicts, 0, sizeof verdicts);
-    const bool complete = measure_mask(&m) != 0 && measure_here(verdicts, r, &m);
+    const bool complete = measure_others_bits(&m) != 0 && measure_here(verdicts, r, &m);
     parallel_barrier(r->parallel, "the time of attention"); // the children may take longer than agreement
     enum attention_backend fastest = rule;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++) {
@@ -325,7 +327,7 @@ static void self_measure_report(const struct run *r) {
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (measured->ms[i] > 0 && ++timed)
             text_add(text, sizeof text, "%s%s %.3g ms", *text ? ", " : "",
-                     self_check_name((enum attention_backend)i, &r->dev), measured->ms[i]);
+                     self_check_backend_name((enum attention_backend)i, &r->dev), measured->ms[i]);
     snprintf(took, sizeof took, "%.2f s", measured->seconds);
     if (timed > 1)
         log_row("attention's time", "%s: a layer, forward and backward; %s", text,

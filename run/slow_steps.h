@@ -12,8 +12,8 @@ struct slow_steps {
     int silent_until; // the step before which nothing is said
 };
 
-// Records a step's time. Returns the median of the last 31 steps of this `batch` if the time is over three times that
-// and at least 200 ms. Returns 0 else, after fewer than 15 of them, or within 100 steps of a report. *s begins zeroed.
+// Records a step's time. Returns the median of the last 31 steps if the step took over three times that and at least
+// 200 ms. Returns 0 else, within 100 steps of a report, or until 15 steps in a row had this `batch`. *s begins zeroed.
 static inline double slow_steps_record(struct slow_steps *s, int step, int batch, double ms) {
     enum { LEAST_MS = 200 };
     double sorted[SLOW_STEPS_KEPT], median = 0;

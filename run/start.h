@@ -189,7 +189,7 @@ static void start_check_histories(const struct config *config, const struct trai
              config->checkpoint, json_show(then).text);
 }
 
-// Ends the program where the precision, or an option that is fixed on resuming, differs from the checkpoint's, if any.
+// Ends the program where precision, fixed options or FP8's histories are not the checkpoint's, if the run has one.
 static void start_check(const struct config *config) {
     char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
@@ -244,7 +244,7 @@ static void start_resume(struct config *config) {
     memcpy(config->typed, config->given, sizeof config->typed);
 }
 
-// Ends the program where a new run would write its checkpoints among an older run's.
+// Ends the program if --out holds a step's checkpoint, since a new run must not write beside another run's.
 static void start_check_new(const struct config *config) {
     char root[PATH_MAX];
     struct checkpoint_entries entries;
@@ -305,7 +305,8 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets a model's options as given. A different value from the user ends the program, or stays if CONFIG_EXTENDS is set.
+// Sets a model's options, and marks them as given by the user. If the user gave another value, ends the program or, for
+// an option with CONFIG_EXTENDS, keeps the user's.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -324,7 +325,7 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of --init-from's model, or ends the program. Sets --seq-length, too, unless it is given.
+// Sets the options of --init-from's model and, unless given, a --seq-length within its positions, or ends the program.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;

@@ -65,8 +65,8 @@ struct huggingface_builder {
     int rotary_dims;    // elements of a head that RoPE rotates
 };
 
-// Adds the tensor PREFIX[LAYER.]NAME (no LAYER if layer is -1): rows [first_row, first_row + rows) of a parameter, or
-// zeros with cols 0 if the model lacks it. The result points into the list, and is valid until the next call.
+// Adds the tensor PREFIX[LAYER.]NAME (no LAYER if layer is -1): rows [first_row, first_row + rows) of a parameter or,
+// if the model lacks it, zeros: ours NULL, cols 0. The result points into the list, and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;
@@ -144,6 +144,7 @@ static void huggingface_mark_permuted_heads(struct huggingface_tensor *t, const 
     t->rotary_dims = b->rotary_dims;
     t->permuted_rows = b->rotary_dims < t->head_dim ? rows : 0;
 }
+// Adds a norm's weight or bias, as `id` says, if the model has it. Marks heads of q's and k's norms that are permuted.
 static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum parameter id, const char *name) {
     const struct tensor *ours = parameters_find(b->table, layer, id);
     if (!ours)

@@ -2,9 +2,9 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Finds the file `name` beside a shard of the open training data or, without any, of validation data; else in the
-// folder of the checkpoint or model that the run starts from. generation_config.json can only be in that folder, and
-// the siblings of a tokenizer.json beside a shard only there. Returns whether path (size bytes) has the file.
+// Finds the file `name`: beside a shard of the open training data or, without any, of validation data; else in the
+// folder of the checkpoint or model that the run starts from. Looks for generation_config.json only in that folder.
+// Looks for siblings of a tokenizer.json beside a shard only there. Returns whether path (size bytes) has the file.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->checkpoints.init_from};

@@ -44,7 +44,7 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Runs enqueue(r), which waits while CUDA's queue is full; the watch warns if that takes long (run/watch_device.cuh).
+// Runs enqueue(r). The watch (run/watch_device.cuh) warns if that takes long, as where CUDA's queue is full.
 static void watched(struct run *r, void (*enqueue)(struct run *r)) {
     long_wait_begin(r->device_watch);
     enqueue(r);
@@ -195,7 +195,8 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 
 // ---- between steps ----
 
-// Whether something is due after step `done`: every `every` steps (0: never), and after the last of `total` (0: never).
+// Whether something is due after step `done`: after every `every` steps, and after step `total`. If `every` is 0, it is
+// never due, not even after the last step. If `total` is 0, no step is the last.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
 // Whether tasks, if there are any, are scored after step `done`: by --eval-tasks-every, at the end, at an early stop.
@@ -212,8 +213,7 @@ static bool evaluation_due(const struct run *r, int done) {
            due(c->evaluation.sample_every, done, c->training.train_steps);
 }
 
-// Logs and prints the validation of step `done`, after validate_step. With --save-best, asks for a checkpoint if
-// validate_step noted this step as the best. All ranks call this.
+// Logs and prints validate_step's loss. With --save-best, asks for a checkpoint of a new best. All ranks call this.
 static void report_validation(struct run *r, int done, double loss) {
     char sets[MIXTURE_TEXT];
     const bool best = r->best_val_step == done;
@@ -247,12 +247,14 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (checkpoint_thread_done(&r->saver.thread))
         finish_save(r);
 }
+// Waits for the oldest step in flight, and logs it. At least one step must be in flight.
 static void finish_and_log_step(struct run *r) {
     struct log_step entry;
     const bool updated = finish_step(r, &entry);
     log_finished_step(r, &entry, updated);
 }
 
+// Whether a checkpoint follows the newest enqueued step: by --checkpoint-every, by a request, or because the run ends.
 static bool save_due(const struct run *r) {
     return due(r->config->checkpoints.checkpoint_every, r->enqueued, r->config->training.train_steps) ||
            r->save_wanted || r->stopped || stops_early(r);
@@ -260,14 +262,9 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether a save, a validation, samples, the scoring of tasks or a check of replicas follow the newest enqueued step.
-// That step must finish before, since its parameters are needed.
+// Whether a save, an evaluation or a check of replicas follows the newest enqueued step, which must finish first.
 static bool pause_due(const struct run *r) {
-    const struct config *c = r->config;
-    const int step = r->enqueued;
-    return save_due(r) || (r->val && due(c->evaluation.val_every, step, c->training.train_steps)) ||
-           due(c->evaluation.sample_every, step, c->training.train_steps) || tasks_due(r, step) ||
-           replicas_check_due(r);
+    return save_due(r) || evaluation_due(r, r->enqueued) || replicas_check_due(r);
 }
 
 // Trains to the last step, or until a signal, --exit-after or --early-stop ends the run. Ends with a checkpoint (at the

@@ -109,8 +109,8 @@ static const char *tune_take_text(struct run *r, const char *text, size_t bytes,
 
 // ---- Rank 0 ----
 
-// Takes over the choices of the checkpoint's file or, without one, of --out's. others (empty before) = the choices that
-// this run has no use for. path = the file, or "" without one. Ends the program for a broken file.
+// Takes over, on rank 0, the choices of the checkpoint's file or else of --out's; none from another GPU or library.
+// others (empty before) = the rest of such a file. path = the file, or "" without one. A broken file ends the program.
 static void tune_read(struct run *r, struct matmul_algorithms *others, char path[PATH_MAX]) {
     enum { MAX_BYTES = MATMUL_ALGORITHMS_BYTES };
     const char *const folders[] = {r->config->checkpoint, r->config->data.out};
@@ -162,7 +162,8 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Compares each listed product with sums in double; ends the program for a wrong one. Overwrites what tune_time does.
+// Compares a few elements of each listed product with sums in double, and ends the program for a wrong one. Leaves out
+// fused products with GELU's derivative. Overwrites what tune_time does.
 static void tune_check_products(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
@@ -218,7 +219,7 @@ static int tune_replace_file(const char *path, const char *text, size_t bytes) {
         unlink(temporary);
     return problem;
 }
-// Writes the file of choices into --out's folder, or warns that it can't. Hands the text to the saver, which frees it.
+// Writes the choices into --out, or warns. Gives the text to the saver, which puts it into checkpoints and frees it.
 static void tune_write(struct run *r, char *text, size_t bytes) {
     char path[PATH_MAX];
     const bool fits =

@@ -4,6 +4,7 @@
 #include <stdio.h>         // printf
 #include <string.h>        // strcmp
 
+// Prints a note for each option that the user gave, to another value than its default, and that does nothing here.
 static void report_unused_options(const struct config *c) {
     const struct config *const asked = c->asked ? c->asked : c; // before auto's choice took its place
     const bool samples = c->evaluation.sample_every > 0 || *c->evaluation.generate != '\0' || c->evaluation.chat;

@@ -35,6 +35,7 @@ static double head_flops(const struct gpt *m, bool padded) {
     }
     return flops;
 }
+// Returns the flops per token of the whole model's forward and backward; done and palm count attention differently.
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     const struct layer_flops layer = layer_flops_of(s);
@@ -56,6 +57,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     return flops;
 }
 
+// Returns the bytes of device memory for a matmul of n x n matrices: operands, result and workspace.
 static size_t measured_matmul_bytes(int n, struct device *dev) {
     return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
 }
@@ -94,8 +96,7 @@ static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct d
     }
     return best;
 }
-// Measures the matmul peak, in flop/s, in the activations arena, which it overwrites, before the first step or between
-// steps; 0 if the arena is too small. Waits for the device.
+// Returns matmuls' peak flop/s; 0 if the activations arena, which it overwrites, is too small. Waits for the device.
 static double gpt_measure_peak(struct gpt *m) {
     return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
                           m->config.training.seed, m->dev);

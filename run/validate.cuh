@@ -22,8 +22,8 @@ static struct batch validation_batch(struct run *r, int number) {
     return batch;
 }
 
-// Returns the mean loss of r->val's set, with the same bits for any number of ranks, or NAN if a signal stopped it
-// (r->stopped) or a loss is NaN. *targets: how many counted; ends the program if none did. Every rank calls this.
+// Returns the mean loss of the set r->val reads, with the same bits for any number of ranks, or NAN if a signal stopped
+// it (r->stopped) or a loss is NaN. *targets: how many counted; ends the program for none. Every rank calls this.
 static double validate_set(struct run *r, double *targets) {
     const struct config *c = r->config;
     const int steps = validation_batches(r);
@@ -50,8 +50,8 @@ static double validate_set(struct run *r, double *targets) {
     return stop ? NAN : loss_mean(loss);
 }
 
-// Returns validate_set's loss of the validation data or, for several sets, the mean by their weights, with each set's
-// loss in r->val_losses. *targets: how many counted in all. Every rank calls this.
+// Returns validate_set's loss, for several sets the mean by their weights, with each loss in r->val_losses. Returns NAN
+// if a signal stops it or a loss is NaN. *targets: how many counted in all, unless stopped. Every rank calls this.
 static double validate(struct run *r, double *targets) {
     double mean = 0, counted;
     if (!r->val_losses)

@@ -9,7 +9,8 @@
 
 static const double DEVICE_WATCH_SECONDS = 300;
 
-static void warn_device_waits(double seconds) {
+// Warns that the host has waited `seconds` for the GPU, and names what was enqueued last.
+static void warn_host_waits(double seconds) {
     char names[512];
     say_warning(
         "the GPU has kept the host for %g s. Enqueued last, the newest first: %s. Where it never ends, a run with "
@@ -24,5 +25,5 @@ static struct long_wait *watch_device(const struct device *dev) {
     const double seconds = text ? strtod(text, &end) : DEVICE_WATCH_SECONDS;
     if (!(seconds > 0 && seconds < 1e9) || (end && *end))
         fail("TRAIN_GPT_WATCH_SECONDS=%s in the environment: expected seconds above 0", text);
-    return device_is_gpu(dev) ? long_wait_open(seconds, warn_device_waits) : NULL;
+    return device_is_gpu(dev) ? long_wait_open(seconds, warn_host_waits) : NULL;
 }

@@ -12,8 +12,7 @@
 // tokens begin with END_OF_TEXT; an empty one has none. LOOK: document number `documents` has to be looked at by a
 // parser of all of JSON. FAILED: `documents` bytes follow that say what is wrong.
 //
-// With --seen a request is a u64 count and so many digests, and the answer a byte each: whether the digest was there
-// before, in this request or an earlier one.
+// With --seen a request is a u64 count and digests; a byte each says if this request or an earlier one had it before.
 #include <errno.h>  // errno
 #include <signal.h> // signal
 #include <stdio.h>  // fprintf

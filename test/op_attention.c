@@ -135,8 +135,8 @@ static void add(double *x, double factor, const double *y, int n) {
 }
 static double capped(double score, double softcap) { return softcap > 0 ? softcap * tanh(score / softcap) : score; }
 // Returns the derivative of a capped score by the score.
-static double capped_slope(double capped_score, double softcap) {
-    return softcap > 0 ? 1 - capped_score / softcap * (capped_score / softcap) : 1;
+static double capped_slope(double score_tanh, double softcap) {
+    return softcap > 0 ? 1 - score_tanh / softcap * (score_tanh / softcap) : 1;
 }
 // Computes one query of one head, forward and backward. ds (T), slope (T): scratch.
 static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,

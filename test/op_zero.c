@@ -503,7 +503,7 @@ static void memory_body(struct parallel *parallel, int delayed) {
         const size_t reports =
             plan_aligned(sizeof(struct step_results)) + plan_aligned(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t tables = plan_aligned(optimizer_tensor_table_bytes(&m->table)) +
-                              plan_aligned(optimizer_buckets_bytes(&m->zero.shards));
+                              plan_aligned(optimizer_bucket_table_bytes(&m->zero.shards));
         const size_t scratch = plan_aligned(
             collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false, 0, m->dev));
         size_t allocated[MEMORY_COUNT] = {0};

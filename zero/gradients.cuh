@@ -9,15 +9,14 @@ struct stored {
     int first, end;
     int64_t place, n;
 };
-// Whether a unit's stored gradients, if slots are used at all, pass through two slots, a bucket at a time. The head's
-// and the embeddings' do so if they are larger than a layer's and have more than two buckets.
+// Whether a unit's stored gradients pass through two slots of one bucket each, rather than through one slot for all.
+// Only the head and the embeddings do, if larger than a layer and of more than two buckets.
 static bool unit_is_streamed(const struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
            s->first[unit + 1] - s->first[unit] > 2;
 }
-// Returns the part of a unit's stored gradients that begins with `bucket`, an index over all units: only this bucket if
-// the unit is streamed, else all of the unit's buckets from this bucket on.
+// Returns a unit's stored gradients of `bucket`, an index over all units, and, unless streamed, of its later buckets.
 static struct stored stored_range_of(const struct zero *z, int unit, int bucket) {
     const struct shards *s = &z->shards;
     struct stored stored;
@@ -28,7 +27,8 @@ static struct stored stored_range_of(const struct zero *z, int unit, int bucket)
     stored.n = last->begin / s->ranks + last->shard - stored.place;
     return stored;
 }
-// Returns a unit's slot 0 or, of a streamed unit, 1: device memory for a part, live in this phase; NULL when planning.
+// Returns a slot of device memory through which a unit's stored sums pass, live in this phase; NULL when planning. Slot
+// 1 exists only for a unit that passes bucket by bucket (unit_is_streamed).
 static void *stored_slot(struct zero *z, int unit, int slot) {
     const bool streamed = unit_is_streamed(z, unit);
     int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
@@ -56,7 +56,8 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to copy a part to a slot. In a step's first micro-step instead zeroes it, as add_shard leaves gaps unwritten.
+// Begins to copy a part of a unit's stored gradients from the host to a slot; add_to_host_gradients waits. In a step's
+// first micro-step zeroes the slot instead, as there is no sum yet and add_shard leaves gaps unwritten.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -68,8 +69,9 @@ static void load_stored(struct zero *z, int unit, struct stored stored, int slot
     else
         TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
 }
-// Prepares slot 0 of a nonempty unit by load_stored. Does nothing if the unit is streamed, or if it uses no slots.
-static void prefetch_stored(struct zero *z, int unit) {
+// Begins to load a unit's stored gradients into its slot 0, as load_stored does. The unit must not be empty. Does
+// nothing if the unit is streamed or if its gradients use no slots.
+static void prefetch_stored_gradients(struct zero *z, int unit) {
     if (z->grads_on_host && !sums_in_unit_buffer(z) && !unit_is_streamed(z, unit))
         load_stored(z, unit, stored_range_of(z, unit, z->shards.first[unit]), 0);
 }
@@ -92,7 +94,7 @@ static void clear_gap(struct zero *z, float *from, int64_t n) {
     if (n > 0)
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
-// Zeroes the padding in `whole`, a unit's gradients: no op writes it, but the norm reads it. Does nothing for NULL.
+// Zeroes the gaps between tensors in `whole`, a unit's gradients, which the gradient norm reads. Does nothing for NULL.
 static void clear_gaps(struct zero *z, float *whole, int unit) {
     const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // after the tensors so far
@@ -106,9 +108,9 @@ static void clear_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         clear_gap(z, whole + at - begin, end - at);
 }
-// Prepares a unit's buffer of gradients for its backward, in a new phase. Does nothing without a buffer or elements.
-// With sums_in_unit_buffer the buffer then holds the stored sum, and the next unit's is on its way; in a step's first
-// micro-step only the gaps are zeroed. Otherwise the buffer may hold anything, as backward overwrites it.
+// Begins a phase and prepares a unit's buffer of gradients, if it has one. With sums_in_unit_buffer, waits for the
+// stored sum, or in a step's first micro-step zeroes the gaps. Otherwise backward overwrites the buffer; then
+// prefetch_stored_gradients is called too, unless gradients are sharded.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_buffers_gradients(z) || unit_elements(z, unit) == 0)
@@ -118,7 +120,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     if (unit + 1 < z->shards.units)
         zero_prefetch_gradients(z, unit + 1);
     if (!shards_gradients(&z->shards)) // else the load begins with the reduction
-        prefetch_stored(z, unit);
+        prefetch_stored_gradients(z, unit);
     float *whole = unit_gradients(z, unit);
     if (z->sums[unit] == UNIT_IN_FLIGHT)
         timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
@@ -127,8 +129,8 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// Adds this rank's shard of bucket b, in `whole`, the unit's gradients, to `sum` (b->shard), of grads_format. Rounds
-// bf16 stochastically. In a step's first micro-step overwrites `sum` instead. Does not write the gaps between tensors.
+// Adds, enqueued, this rank's shard of bucket b in the unit's buffer `whole` to `sum` (b->shard), of grads_format.
+// Rounds bf16 stochastically. A step's first micro-step overwrites `sum` instead. Gaps between tensors stay unwritten.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b);
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
@@ -143,8 +145,8 @@ static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
         sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
-// Adds a part of `whole`, a unit's buffer, to the stored `sum`; a step's first micro-step overwrites `sum`. First waits
-// for the part's reductions. Calls add_squares, with ws, for gradients on the host. Does nothing when planning.
+// Adds this rank's shards of `stored`'s buckets from a unit's `whole` to `sum`; a step's first micro-step overwrites
+// `sum`. First waits for the reductions. Calls add_squares with ws for host gradients. Does nothing when planning.
 static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
     const struct shards *s = &z->shards;
     const bool planning = z->timeline->planning;
@@ -167,7 +169,7 @@ static void store_gradients(struct zero *z, int unit, struct stored stored, cons
     z->storing = unit;
 }
 // Adds this rank's shards of `whole`, a unit's buffer, to the sum on the host, through the slots. First waits for their
-// reductions. ws is for add_squares. Call prefetch_stored before, and wait_for_stores before and after.
+// reductions. ws is for add_squares. Call prefetch_stored_gradients before, and wait_for_stores before and after.
 static void add_to_host_gradients(struct zero *z, int unit, const float *whole, void *ws) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -186,9 +188,9 @@ static void add_to_host_gradients(struct zero *z, int unit, const float *whole, 
         store_gradients(z, unit, stored, sum, slot);
     }
 }
-// Adds a unit's buffer of gradients to the stored sum on device or host, in a new phase, and first waits for
-// reductions. With sums_in_unit_buffer the buffer is the sum already, and its copy to the host begins. Call
-// prefetch_stored before. The next call, or zero_end_gradients, waits for copies to the host.
+// Adds this rank's shards in a unit's buffer of gradients to the stored sum on device or host, in a new phase. First
+// waits for their reductions. With sums_in_unit_buffer the buffer is the sum already, and its copy to the host begins.
+// Call prefetch_stored_gradients before. The next call, or zero_end_gradients, waits for copies to the host.
 static void add_to_stored_sum(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -210,9 +212,9 @@ static void add_to_stored_sum(struct zero *z, int unit) {
     else
         add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
 }
-// Begins to reduce a unit's gradients after its backward; zero_add_reduced or the update waits. Sharded gradients are
-// reduced in each micro-step, whole ones in the last. From stage 1 on only this rank's shards then hold the sum. On one
-// rank adds buffered gradients to the stored sum. Opens a phase if gradients have buffers. Every rank calls this.
+// Begins to sum a unit's gradients over the ranks after its backward. Sharded gradients: in each micro-step, and
+// zero_add_reduced waits. Whole ones: in the last micro-step, and the update waits. From stage 1 on only own shards get
+// the sum. On one rank adds buffered gradients to the stored sum. May open a phase. Every rank calls this.
 static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -223,7 +225,7 @@ static void zero_reduce(struct zero *z, int unit) {
     if (shards_gradients(s)) {
         timeline_phase(t, PHASES_BACKWARD, -1, "reduce gradients");
         whole = unit_gradients(z, unit);
-        prefetch_stored(z, unit);
+        prefetch_stored_gradients(z, unit);
     } else if (zero_buffers_gradients(z)) {
         add_to_stored_sum(z, unit);
         return;

@@ -2,14 +2,11 @@
 // Units (the tensors of the head, of a layer, of the embeddings) are ranges of the flat buffers, in the order in which
 // backward finishes their gradients. A unit is cut into buckets of about --bucket-mib of fp32 at most, reduced when the
 // gradients are complete. Each rank owns an equal shard of each bucket, for balance. All stages have the same shards:
-//
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
 //   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
 //   stage 2   gradients too: a unit's are reduce-scattered after its backward, in each micro-step
 //   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
-//
-// Units are padded to a multiple of the ranks. A rank's shards stand in a sharded buffer in the order of the buckets,
-// without gaps: the shard of bucket b begins at b.begin / ranks.
+// Units are padded to a multiple of the ranks. A rank's shards fill a sharded buffer, bucket b's at b.begin / ranks.
 #pragma once
 #include "model/parameters.cuh" // struct flat_layout, TENSOR_ALIGNMENT
 
@@ -77,13 +74,14 @@ static struct shards shards_create(const struct flat_layout *layout, int units, 
     s.first[s.units] = s.count;
     return s;
 }
+// Frees the table of shards. The buffers that the table describes stay.
 static void shards_free(struct shards *s) {
     free(s->buckets);
     free(s->first);
     memset(s, 0, sizeof *s);
 }
 
-// The number of elements of this rank's flat buffer, whole or sharded.
+// The number of elements of this rank's flat buffer: of the rank's shards if `sharded`, else of all tensors, with gaps.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
 // Returns the first element, in the flat buffers, of this rank's shard of bucket b.

@@ -1,12 +1,10 @@
 // Units of parameters and gradients on the device (zero/shards.cuh): their memory, and the gathering of parameters.
 // Offloading follows sharding's schedule, with copies over the bus, as if the host were one more rank.
-//
 //   parameters   a unit's parameters are copied into the buffer that a sharded unit is gathered into; where they are
 //                sharded too, only this rank's shards are copied, and the all-gather begins after the copies
 //   gradients    in fp32 on one rank the stored sum is copied into the unit's buffer, a unit ahead, and backward adds
 //                to it as it would in place. Else backward overwrites the buffer, the buffer is reduced, and this
 //                rank's shards of it are added to the stored sum, which passes through the device by slots
-//
 // Gradients in bf16 always take the second way: a micro-step rounds them only once. Offloading changes no bits.
 #pragma once
 #include "kernels/collectives.cuh"  // collective_all_gather
@@ -160,7 +158,7 @@ static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
                                      "unit's parameters", unit_layer(z, unit));
 }
-// Returns the buffer of a unit's gradients, where zero_buffers_gradients, live in this phase; NULL when planning.
+// Returns a unit's gradient buffer, live in this phase; NULL when planning. Call it only where zero_buffers_gradients.
 static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
@@ -168,7 +166,7 @@ static float *unit_gradients(struct zero *z, int unit) {
 // Returns the address `bytes` after base; NULL for base NULL, as when planning.
 static void *address_after(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
-// Returns the address of a whole parameter of z, live in this phase; NULL when planning. Call zero_use before.
+// Returns where a tensor's parameters are, unsharded, live in this phase; NULL when planning. Call zero_use before.
 static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
     if (zero_buffers_parameters(z)) {
         const int unit = unit_of(z->table, t);
@@ -177,8 +175,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tenso
     }
     return z->params ? z->params + t->offset : NULL;
 }
-// Returns the address at which backward writes a tensor's fp32 gradient: in the unit's buffer, live in this phase, or
-// in z->grads. NULL when planning. Call zero_begin_gradients for the tensor's unit before.
+// Returns where backward writes a tensor's gradient, live in this phase; NULL in planning. Needs zero_begin_gradients.
 static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_buffers_gradients(z)) {
         const int unit = unit_of(z->table, t);
@@ -201,7 +198,8 @@ static void zero_wait_for_updates(struct zero *z) {
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins to copy parameters [at, at + n) from the host, at z->params + place, into the unit's buffer. Returns a ticket.
+// Begins to copy the unit's parameters [at, at + n), indices of the flat buffers, from z->params + place on the host to
+// their place in `whole`, the unit's buffer. Returns a ticket. Planning only records the copy.
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
@@ -252,8 +250,8 @@ static bool gathers_may_be_in_flight(const struct zero *z, enum pass pass) {
     const bool updated = z->layout == &z->table->trained && shards_optimizer(&z->shards);
     return updated && pass != PASS_BACKWARD && !(pass == PASS_TRAIN && z->adds_up);
 }
-// Makes later device work wait until a unit's parameters are there, by zero_prefetch or the last update. Brings them in
-// if zero_prefetch has not. Opens a phase if units have buffers and the unit is not empty. Every rank calls this.
+// Makes later device work wait for a unit's parameters, from zero_prefetch or, without buffers, the last update. Calls
+// zero_prefetch if need be. Opens a phase if units have buffers and the unit isn't empty. Every rank calls this.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -276,6 +274,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_READY;
 }
 
+// Whether this rank's part of a flat buffer, only shards if `sharded`, has any of the buffer's elements [at, at + n).
 static bool zero_holds_any(const struct zero *z, bool sharded, int64_t at, int64_t n) {
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;

@@ -8,8 +8,7 @@
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 // K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another thread
-// writes, so that any number of threads gives the same bits.
-// Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
+// writes, so that any number of threads gives the same bits. Threads keep up to 500 KB of blocks on their stacks.
 #if !defined(TARGET_CUDA)
 #include "kernels/attention/cpu_cuts.cuh"  // struct flash_cuts
 #include "kernels/attention/cpu_tiles.cuh" // struct flash, what a tile sees

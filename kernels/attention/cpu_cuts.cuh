@@ -44,7 +44,7 @@ static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
 static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
     return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
-// The number of panels, from panel 0 on, up to the diagonal of the last pair before `pair`, with any hidden panels.
+// The number of panels from panel 0 to the end of the query tile of pair - 1. Hidden panels count. It is 0 for pair 0.
 static inline int flash_reach(const struct flash *f, int pair) {
     const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
     return reach < f->panels ? reach : f->panels;

@@ -1,4 +1,3 @@
-// Defines what kernels/attention/decode.cuh declares.
 #include "kernels/attention/decode.cuh"
 #include "kernels/packed.cuh" // packed_load_some, packed_store_some
 #include "kernels/ptx.cuh"    // shared memory, exp2_approx

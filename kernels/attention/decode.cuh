@@ -40,6 +40,7 @@ HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int ca
     const int end = ends ? ends[row / T] : position + T - (int)(row % T);
     return position < end && position >= end - capacity ? position % capacity : -1;
 }
+// The number of cached keys that sequence b's new token attends to, with its own key.
 HOST_DEVICE int decode_num_keys(const int32_t *positions, int64_t b, int capacity) {
     return positions[b] < capacity ? positions[b] + 1 : capacity;
 }

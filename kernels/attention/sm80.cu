@@ -9,19 +9,16 @@
 // - Packed (B, T, (H + 2 Hkv) D) is read by 16 bytes; K and V are never expanded: head h reads KV head h / (H / Hkv).
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
 // - Rows past T are zeroes in shared memory and are not written. The causal mask hides keys past T from the others.
-// - Tiles have 64, 96, 128 or 256 columns. A head of another size, a multiple of 8, takes the next larger tile with
-//   zeroes in the columns past it. It has instances of its own, so that the exact sizes pay nothing for it.
+// - Tiles have 64, 96, 128 or 256 columns. Other heads, multiples of 8, are padded to these by instances of their own.
 // - Backward is two kernels. One holds dQ of a block of queries in registers and runs over the keys; it also makes
 //   delta = rowsum(dO O). The other holds dK and dV of a block of keys and runs over the queries of every head of the
 //   group. S and dP are made twice: 7 matmuls, not 5, but dQ needs neither an fp32 buffer nor an order among blocks.
-// - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal;
-//   a tile of keys meets the tiles of queries from the diagonal to last_query of its last key. Only tiles at either
-//   edge are masked. Blocks start in the order of plain causal attention.
+// - With spans (spans.cuh) a tile of queries meets the tiles of keys from first_key of its first query to the diagonal;
+//   a tile of keys meets the tiles of queries from there to last_query of its last key. Only edge tiles are masked.
 // - An amax is taken by a kernel of its own, where rope_backward does not take it: in the others it made ptxas spill.
 // - In fp32 a product is three of TF32 (3xTF32: small big + big small + big big, as in CUTLASS), to errors of 2e-6. As
-//   tensor cores truncate sums, a sum leaves them every 64 of depth, else errors are 1.5e-5. A float takes the place of
-//   two bf16, so that the operands of S and dP come by ldmatrix. The other products' right operands come by 32-bit
-//   loads, since ldmatrix can't transpose floats. On 8.6, 8.9 and 12.x FMA units would be faster (arithmetic).
+//   tensor cores truncate sums, a sum leaves them every 64 of depth, else errors are 1.5e-5. The operands of S and dP
+//   come by ldmatrix, the other products' right operands by 32-bit loads, as ldmatrix can't transpose floats.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks, and in fp32 the 32 words that a warp loads: rows 0, 2, 4 and 6 by two units.
 #if defined(TARGET_CUDA)

@@ -17,7 +17,7 @@ DEVICE_FUNCTION struct backward_element backward_one(const typename plan::argume
     struct backward_element result;
     if constexpr (plan::ANY)
         if (has_cap<plan>(a))
-            s = capped_score(s, cap_factor(a));
+            s = score_tanh(s, cap_factor(a));
     const float p = visible ? exp2_approx(fmaf(s, scale_log2, -lse_log2)) : 0.0f;
     result.p = p * mask;
     result.ds = p * (dp * mask - delta);
@@ -322,7 +322,7 @@ DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struc
                    a.rows + ((int64_t)steps.b * a.H + h) * a.T + (row < a.T ? row : a.T - 1), row < a.T);
 }
 
-// Sets last_seen[m][half] to the last query that sees that key of this lane, less first_query and lane_column().
+// Sets last_seen[m][half] to the last query that sees this lane's key (m, half), minus first_query and lane_column().
 template <class plan>
 DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan::arguments &a, int64_t token,
                                   int first_key, int first_query) {
@@ -334,8 +334,8 @@ DEVICE_FUNCTION void last_queries(int last_seen[plan::M][2], const typename plan
                                  first_query - lane_column();
 }
 
-// dV += P^T dO and dK += dS^T Q for the warp's keys from first_key on, over one tile of queries. token is the row of
-// the sequence's first token. stage is where Q lies in shared memory, with dO and the rows after it; all have arrived.
+// Adds P^T dO to state.dv and dS^T Q, without the scale, to state.dk, for the warp's keys from first_key on and a tile
+// of queries. token: the row of the sequence's first token. stage: where Q, then dO and a.rows lie, loaded.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {

@@ -114,7 +114,7 @@ DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], cons
         }
 }
 
-// Caps scores: s = capped_score(s, factor), where s are products of queries and keys.
+// Replaces each s, a product q k, by score_tanh(s, factor). Times score_unit(), the result is the capped score.
 template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KEYS / 8][4], float factor) {
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
@@ -122,7 +122,7 @@ template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KE
         for (int n = 0; n < plan::KEYS / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s[m][n][i] = capped_score(s[m][n][i], factor);
+                s[m][n][i] = score_tanh(s[m][n][i], factor);
 }
 
 // Multiplies the elements of P that are kept by `scale`, the others by 0.

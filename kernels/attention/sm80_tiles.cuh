@@ -51,7 +51,7 @@ struct flash_spans_arguments : flash_arguments {
 };
 struct flash_any_arguments : flash_spans_arguments {
     float unit;       // what score_unit() returns: the softcap, or the scale where there is none
-    float cap_factor; // for capped_score(): scale / softcap, in bf16 times 2 log2(e); 0: no softcap
+    float cap_factor; // for score_tanh(): scale / softcap, in bf16 times 2 log2(e); 0: no softcap
 };
 static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
 template <flash_scores SCORES> struct flash_arguments_for;
@@ -437,7 +437,7 @@ template <class plan>
 DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
     return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
 }
-// Returns the last query that sees a key: T - 1, as there are no spans.
+// Returns the last query that sees a key: a.spans' or, without spans, T - 1. A key past T gets the last key's.
 template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
     return a.T - 1;
 }
@@ -447,11 +447,11 @@ template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
 
-// A capped score is softcap tanh(scale s / softcap). capped_score() returns the tanh, score_unit() the softcap.
+// A capped score is softcap tanh(scale s / softcap). score_tanh() returns the tanh, score_unit() the softcap.
 
 // Returns what scores are multiplied by: the scale. A kernel with this type of arguments never caps them.
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
-// Returns what scores are multiplied by: the softcap, as capped_score() has left the tanh, or without one the scale.
+// Returns what scores are multiplied by: the softcap, as score_tanh() has left the tanh, or without one the scale.
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
 // Whether scores are capped: never, whatever the plan, by a kernel with this type of arguments.
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
@@ -459,13 +459,13 @@ template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments 
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
     return !plan::DROPOUT || a.cap_factor > 0;
 }
-// Returns the factor for capped_score(): 0, as there is no softcap.
+// Returns the factor for score_tanh(): 0, as there is no softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
-// Returns the factor for capped_score(); 0 without a softcap.
+// Returns the factor for score_tanh(); 0 without a softcap.
 DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
 // Returns tanh(x), x = scale s / softcap, where s is q k and factor is cap_factor()'s. bf16 takes 1 - 2 / (e^2x + 1),
 // to 1e-7: tanh.approx errs by 5e-4, 0.02 of a score of 50. fp32 takes tanhf: 1e-7 of a softcap of 50 is 5e-6 of P.
-DEVICE_FUNCTION float capped_score(float s, float factor) {
+DEVICE_FUNCTION float score_tanh(float s, float factor) {
     if (FP32)
         return tanhf(s * factor);
     return fmaf(-2.0f, reciprocal_approx(exp2_approx(s * factor) + 1.0f), 1.0f);

@@ -23,8 +23,7 @@
 //   that is fewer, so many that about eight blocks of each head, a gang, are at work at the same time. A gang's blocks
 //   are at nearly the same tile, so that all but the first find it in the cache. They end one after another, as many
 //   steps apart as a tile has heads. Where that is far, and there are no tables of first keys, every other gang
-//   ascends: its first block starts at its diagonal, and is at the next block's diagonal when that block starts. Its
-//   blocks reach the last tile together, where the next gang starts.
+//   ascends: its first block starts at its diagonal, and is at the next block's diagonal when that block starts.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above every diagonal; without one they are masked.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention/sm90_backward_plan.cuh" // sm90_backward_plan, struct sm90_backward_arguments
@@ -298,7 +297,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// Hands dQ of state.step to sm90_backward_reduce, when there is room. Writing four by four avoids bank conflicts.
+// Waits for room, then hands dQ of state.step to sm90_backward_reduce. Writing four by four avoids bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
@@ -468,7 +467,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_middle(struct sm90_back
         wgmma_hold<plan::COLUMNS / 2>(state.dv);
     }
 }
-// Does the third part of state.step: dK, dV and dQ. Releases Q and dO, advances step. Unless LAST, begins the next S.
+// Does the third part of state.step: dK, dV and dQ. Releases Q and dO, and advances step. Unless LAST, begins S of the
+// next step; without EARLY every call has LAST.
 template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
     const int w = state.warpgroup;
     const uint32_t shared = state.shared;
@@ -557,8 +557,7 @@ template <class plan> DEVICE_FUNCTION float sm90_finish_sums(uint32_t scratch, i
     return sum;
 }
 // Writes the column sums of the block's dK and dV, which lie where K and V did, to a.bias_partial. If the block spans
-// two of its tiles (of QUERIES rows each), the first tile gets the sums and the second zeroes. Overwrites dS. Both
-// warpgroups call.
+// two tiles of QUERIES rows, the first tile gets the sums and the second zeroes. Overwrites dS. Both warpgroups call.
 template <class plan>
 DEVICE_FUNCTION void sm90_sum_keys(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                    uint32_t shared) {
@@ -625,7 +624,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
         }
     }
 }
-// Starts copying a tile, in boxes of `columns` columns, to a head's rows from `first` on. One thread calls, commits.
+// Starts copying a tile, in boxes of `columns` columns, to a head's rows from `first`. One thread calls, then commits.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -648,8 +647,8 @@ DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_a
     named_barrier_sync(1, 256);
 }
 
-// Computes and stores a block's dV and dK, with RoPE undone, their amax and bias sums. Hands dQ to
-// sm90_backward_reduce. The two warpgroups that multiply call this; warpgroup is 0 or 1, without the one that copies.
+// Computes and stores a block's dV and dK and, unless NULL in `a`, their amax and bias sums; with a.rotary undoes RoPE
+// on dK. Hands dQ to sm90_backward_reduce. The two warpgroups that multiply call this, as warpgroup 0 and 1.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a, struct sm90_backward_block block,
                                             uint32_t shared, int warpgroup) {

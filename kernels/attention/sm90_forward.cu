@@ -1,16 +1,14 @@
 // Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
 //   S = Q K^T, P = softmax(scale S) over first_key[i] <= j <= i, O = P V
-// - There are as many blocks as multiprocessors. Each takes tiles of queries in turn: the longest first, and every
-//   other round backwards, so that no block has the longer tile each time. Where memory can't feed that, heads are done
-//   a section at a time, whose keys and values the L2 cache holds. A section's tiles are taken in pairs of the same
-//   length, a long tile and a short one or two heads' middle ones: longest first in each section would leave up to 15 %
-//   of the blocks' time unused. Without a causal mask all tiles have the same length.
+// - There is a block for each multiprocessor. Each takes tiles of queries in turn: the longest first, every other round
+//   backwards, so that no block always has the longer tile. Where memory can't feed that, heads are done in sections,
+//   whose keys and values fit the L2 cache. A section's tiles are taken in pairs of the same length, a long tile and a
+//   short one or two heads' middle ones: longest first in each section would leave up to 15 % of the time unused.
 // - Where the shape has a first_key, an instance of its own runs. A tile's keys begin where its first query's do, so
 //   that its place says nothing of its length: a small kernel sorts the tiles by length before.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
-// - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before this tile's O += P V,
-//   which runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so that
-//   one's softmax falls into another's products.
+// - Two things hide softmax. The next tile's S is multiplied before this tile's O += P V, which runs during the next
+//   softmax. Warpgroups take turns to start products, so that one's softmax falls into another's products.
 // - Tiles that the diagonal cuts come first, tiles that first_key cuts last, in own loops; the rest test no -inf.
 // - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this tile's last
 //   product runs and its O leaves. At head dim 256, where that doesn't fit, O leaves through Q's place before.
@@ -20,8 +18,9 @@
 
 enum { SM90_ORDER_THREADS = 256 };
 
-// Sorts the tiles of queries into a.order: first the tiles that see the most tiles of keys and, of equals, the last.
-// With sections each sequence is sorted apart, and sections follow each other. A tile's heads get neighboring entries.
+// Sorts the tiles of queries into a.order by the number of tiles of keys that they see, most first; of two with equal
+// numbers the later one comes first. With sections, sorts each sequence by itself, one section after another. A tile's
+// heads get neighboring entries, with sections a section's heads. Each thread places one tile.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
@@ -66,7 +65,7 @@ template <class plan> struct sm90_forward_pipelines {
 
 // --- The producer: one thread --------------------------------------------------------------------------------------
 
-// Starts copying tile `keys` of a head of qkv to the pipeline's next buffer when that is empty, and advances.
+// Waits until the pipeline's next buffer is empty, starts copying tile `keys` of a head of qkv to it, and advances.
 template <class plan>
 DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipeline, uint32_t buffers,
                                        const struct sm90_forward_arguments &a, int head, int keys, int b,
@@ -85,7 +84,7 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
     struct sm90_forward_tile tile = sm90_forward_begin();
     while (sm90_forward_next<plan>(tile, a)) {
         const int b = sm90_quotient(tile.head, a.by_H), h = tile.head - b * a.H, group = sm90_quotient(h, a.by_group);
-        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
+        const int last = sm90_last_tile_of_keys<plan>(a, tile.first, plan::QUERIES);
         int end = 0;
         for (int keys = last; keys >= end; keys--) {
             sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b, stays);
@@ -235,7 +234,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// Computes P of the first tile of keys, without waiting for a turn; releases K. There is nothing yet to add to O.
+// Computes P of the last tile of keys seen, which comes first, without waiting for a turn; releases K. O stays 0.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const struct sm90_seen &seen) {
@@ -250,7 +249,7 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
 }
 
 // Rescales O to its rows' new maxima, at one of two places, which the plan chooses: with EARLY while S of the next tile
-// is multiplied, without EARLY as soon as the last P V is there. The call at the other place does nothing.
+// is multiplied, without EARLY as soon as the previous tile's P V is added. The other place's call does nothing.
 template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
     if (EARLY == plan::RESCALES_EARLY) {
 #pragma unroll
@@ -367,8 +366,8 @@ DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm9
                                                                 const struct sm90_forward_tile &tile, int first) {
     const int b = sm90_quotient(tile.head, a.by_H);
     struct sm90_forward_range range;
-    range.block_last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-    range.last = sm90_last_keys<plan>(a, first, 64);
+    range.block_last = sm90_last_tile_of_keys<plan>(a, tile.first, plan::QUERIES);
+    range.last = sm90_last_tile_of_keys<plan>(a, first, 64);
     range.uncut = (sm90_first_key<plan>(a, b, first + 63) + plan::KEYS - 1) / plan::KEYS;
     range.first = sm90_first_key<plan>(a, b, first) / plan::KEYS;
     range.block_first = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;

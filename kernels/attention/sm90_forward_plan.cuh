@@ -101,7 +101,7 @@ DEVICE_FUNCTION bool sm90_in_sections(struct sm90_forward_tile &tile, int &block
     tile.round = round + 1 + alone;
     return ((a.heads - 1 - tile.head) | block) >= 0; // the last section has fewer heads than the others
 }
-// Sets tile.head and first, from a.order, to this block's tile of a round, and counts it. Returns false without one.
+// Sets tile.head and first, from a.order, to this block's tile of a round; adds 1 to number. Returns false without one.
 DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
     const int at = sm90_there_and_back(round);
     if (at >= a.heads * a.blocks)
@@ -129,7 +129,8 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
     return true;
 }
 // Returns the number of the last tile of keys that one of the rows first .. first + rows - 1 sees.
-template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
+template <class plan>
+DEVICE_FUNCTION int sm90_last_tile_of_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
 // Returns the first key that a row of sequence b sees, and past T what the last row sees; 0 without SPANS.
@@ -140,6 +141,6 @@ template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forwa
 // The number of tiles of keys that a tile of queries sees; tile: b * blocks + block.
 template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_forward_arguments &a, int tile) {
     const int first = tile % a.blocks * plan::QUERIES;
-    return sm90_last_keys<plan>(a, first, plan::QUERIES) + 1 -
+    return sm90_last_tile_of_keys<plan>(a, first, plan::QUERIES) + 1 -
            sm90_first_key<plan>(a, tile / a.blocks, first) / plan::KEYS;
 }

@@ -28,8 +28,7 @@ void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
                       struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                       struct device *dev);
 
-// Returns the first key that query t of sequence b sees. It is read from shape.first_key, in the device's memory, or is
-// 0 if that is NULL.
+// Returns the first key that query t of sequence b sees, from shape.first_key, in the device's memory; 0 if it is NULL.
 HOST_DEVICE int unfused_first_key(struct attention_shape shape, int64_t b, int t) {
     return shape.first_key ? shape.first_key[b * shape.T + t] : 0;
 }

@@ -8,8 +8,7 @@
 #include "kernels/vectors.cuh"           // vec, vec_exp2, vec_sum_in_order
 #include <math.h>                        // INFINITY
 
-// Products are kernels/blocks.cuh's. Strips are 32 queries, panels 32 keys. Job i is done in slot i % UNFUSED_SLOTS of
-// the workspace, which holds the fp32 scores of one strip.
+// Strips are 32 queries, panels 32 keys. Slot i % UNFUSED_SLOTS of the workspace has the fp32 scores of job i's strip.
 enum { UNFUSED_SLOTS = 32 };
 
 struct unfused {
@@ -45,6 +44,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.out_stride = (int64_t)u.H * u.D;
     return u;
 }
+// Returns the bytes of one packed operand, which has `heads` heads in each of the B sequences.
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
@@ -55,7 +55,7 @@ static inline size_t unfused_slots_bytes(const struct unfused *u) {
 static inline int unfused_count(const struct unfused *u, int block) {
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
 }
-// Returns the first packed block of a panel or a strip of a head. head counts over all sequences.
+// Returns the first packed block of a panel or strip. head, counted over all sequences, is a KV head in K and V.
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
     return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
@@ -172,7 +172,7 @@ static void unfused_softmax(float *rows, int panels, float scale_log2) {
     }
 }
 
-// Stores a row of a strip's blocks in out, a row of a (T, T) matrix, which is 0 before key `first` and after `query`.
+// Stores a row of a strip's blocks in out, a row of a (T, T) matrix, with zeroes before key `first` and after `query`.
 static void unfused_store_row(floatX *out, const float *row, const struct unfused *u, int first, int query) {
     memset(out, 0, (size_t)first * sizeof *out);
     for (int p = first / BLOCK; p <= query / BLOCK; p++)

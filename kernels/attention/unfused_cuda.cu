@@ -27,7 +27,9 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
     return result;
 }
 
+// Returns the first of this thread's 4 rows in a tile.
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; }
+// Returns the first of this thread's 4 columns in a tile.
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
 // Loads 64 x 16 of m from (first_row, first_column) to shared memory, transposed. All threads call, then synchronize.

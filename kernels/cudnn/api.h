@@ -180,8 +180,7 @@ enum cudnn_knob_type {
     CUDNN_KNOB_TYPE_TILE_N = 41,
 };
 
-// The library's functions; `stream` is a cudaStream_t. Who creates a descriptor destroys it. This program does so only
-// after it has destroyed the descriptors that it was given to.
+// The library's functions; `stream` is a cudaStream_t. A descriptor's creator destroys it, after any it was given to.
 struct cudnn_functions {
     size_t (*get_version)(void);                                       // 10000 * major + 100 * minor + patch
     const char *(*get_error_string)(cudnn_status status);              // the status's name
@@ -201,8 +200,8 @@ struct cudnn_functions {
                             struct cudnn_descriptor *variant_pack); // enqueues, on the handle's stream
 };
 
-// Loads one of the libraries that libcudnn.so.9, a mere shim, loads at its first call: the file beside the shim, as the
-// shim's rpath prefers, or else what the dynamic linker finds. Returns false, with `reason` (size bytes), on failure.
+// Loads a library that libcudnn.so.9, a mere shim, loads at its first call: the file beside the shim, as its rpath
+// prefers, or without one what the dynamic linker finds. Returns false, with `reason` (size bytes), on failure.
 static inline bool cudnn_load_part(void *shim, const char *name, char *reason, size_t size) {
     struct link_map *map = NULL;
     char path[4096];

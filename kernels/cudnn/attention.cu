@@ -137,7 +137,8 @@ static bool fused_try(const struct fused_library *library, struct fused_plan *p,
     p->may_differ = may_differ;
     return true;
 }
-// Sets p->plan for the builder's operations, or leaves it NULL: p->builder.reason says why the last try was refused.
+// Sets p->plan for the builder's operations: by fused_own_engine's engine only or, without one, by the heuristics'
+// first proposal that is taken. If none is, leaves p->plan NULL: p->builder.reason has the last refusal.
 static void fused_plan_operations(const struct fused_library *library, struct fused_plan *p) {
     struct cudnn_builder *b = &p->builder;
     struct cudnn_descriptor *configurations[CUDNN_MAX_CONFIGURATIONS];

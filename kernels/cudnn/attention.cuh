@@ -1,12 +1,10 @@
 // Attention by cuDNN, on a GPU, bf16: memory linear in T, causal or full, grouped queries, without dropout. The library
 // is loaded at run time and may be absent. The forms by which cuDNN is asked: cudnn/attention_graphs.cuh.
 //
-// Q, K and V are read from packed qkv and their gradients written to packed dqkv, by strides. What forward keeps for
-// backward is the log-sum-exp of each row, as flash attention's.
+// Packed qkv is read, and dqkv written, by strides. Forward keeps each row's log-sum-exp, as flash attention does.
 //
-// An execution plan is made the first time that a shape is asked for, which takes the host some time, and kept until
-// the library is closed: recorded graphs hold its kernels. A call with a plan allocates nothing on the GPU and
-// synchronizes nothing, so that it can be recorded.
+// An execution plan is made when a shape is first asked for, and kept until the library is closed: recorded graphs hold
+// its kernels. A call with a plan neither allocates GPU memory nor synchronizes, so that it can be recorded.
 //
 // Determinism. cuDNN states that most of its routines give the same bits in every run of one version on one
 // architecture (its developer guide, "Reproducibility"); an engine whose bits may differ carries a note. Forward: the
@@ -26,8 +24,8 @@ void fused_close(struct device *dev);
 const char *fused_describe(struct device *dev);
 // Returns a number that differs between installed libraries, without calling them; 0 without one, or in other builds.
 uint64_t fused_installed(void);
-// Whether published figures (docs/internals/attention-cudnn.md) say that cuDNN is faster than our kernels on this GPU;
-// false where none is open. own: our kernels for 9.0 take the shape.
+// Whether published figures (docs/internals/attention-cudnn.md) say that cuDNN is faster than our kernels on the open
+// GPU; false if no GPU is open. own: on a GPU of 9.x our kernels are preferred (attention_prefers_flash).
 bool fused_leads(bool own, struct device *dev);
 // Returns the open or planned GPU's compute capability, as 9.0, in `text` (size bytes), or without a GPU a constant.
 const char *fused_gpu(char *text, size_t size, struct device *dev);

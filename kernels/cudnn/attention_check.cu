@@ -56,7 +56,8 @@ static void *fused_check_upload(size_t bytes, uint32_t seed, struct device *dev)
     return memory;
 }
 static size_t fused_check_larger(size_t a, size_t b) { return a > b ? a : b; }
-// Allocates for one sequence, workspace_bytes for the attention beside flash. Fills qkv, dout. fused_check_close frees.
+// Allocates what flash and another attention need for one sequence, and fills qkv and dout; fused_check_close frees it.
+// workspace_bytes is what the other attention needs. `order` is how cuDNN's backward sums dQ.
 static struct fused_check fused_check_open(struct attention_shape shape, enum fused_order order, size_t workspace_bytes,
                                            struct device *dev) {
     struct fused_check c;
@@ -267,6 +268,7 @@ static struct fp8_check fp8_check_open(struct attention_shape shape, struct fp8_
     fp8_read_back(f.c.dout, f.dout8, f.a.scales[FP8_ATTENTION_DOUT], gradients, shape.T * f.c.out_row, dev);
     return f;
 }
+// Frees the device memory that fp8_check_open allocated.
 static void fp8_check_close(struct fp8_check *f) {
     device_free(f->scales, FP8_CHECK_SCALES);
     device_free(f->qkv8, f->c.qkv_bytes);

@@ -180,7 +180,7 @@ static void fused_forward_operation(struct cudnn_builder *b, const struct fused_
     cudnn_operation(b, operation, "attention");
 }
 
-// Appends K's or V's gradient, `id`: bf16 dS or P (scores), transposed, times x (B, H, T, D), summed over each group.
+// Appends K's or V's gradient, `id`: scores (dS or P), made bf16 and transposed, times x (B, H, T, D), summed by group.
 static void fused_group_gradient(struct cudnn_builder *b, const struct fused_key *k, enum fused_tensor id,
                                  struct cudnn_tensor scores, struct cudnn_tensor x) {
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

@@ -72,8 +72,7 @@ static inline size_t fused_rounded(size_t bytes) {
 static inline size_t fused_sums_bytes(int64_t B, int64_t heads, int64_t T) {
     return fused_rounded((size_t)(B * heads * T) * sizeof(float));
 }
-// The number of bytes of workspace to plan where cuDNN can't be asked: one fp32 number a row of scores and, for
-// backward, dQ in fp32, and dK and dV of each query head.
+// The number of bytes of workspace to plan where cuDNN can't be asked.
 static inline size_t fused_planned_bytes(struct attention_shape s, bool backward) {
     const size_t elements = (size_t)s.B * s.num_heads * s.T * s.head_dim;
     return fused_sums_bytes(s.B, s.num_heads, s.T) +
@@ -81,7 +80,7 @@ static inline size_t fused_planned_bytes(struct attention_shape s, bool backward
 }
 
 #define FUSED_NOT_ASKED "planned without asking it: no GPU is open"
-// Whether cuDNN is faster than our kernels on major.x, by published figures. own: our kernels for 9.0 take the shape.
+// Whether cuDNN is faster than our kernels on major.x, by published figures. own: on 9.x our kernels are preferred.
 static inline bool fused_leads_on(int major, bool own) { return major == 10 || (major == 9 && !own); }
 // Writes why the newest version can't take a shape on the planned GPU, or on 9.x where none is named; else empty.
 static inline void fused_refuses_planned(char *reason, size_t size, struct attention_shape s, bool any_order,

@@ -111,7 +111,7 @@ struct fp8_call {
     void *workspace; // cuDNN's own part
 };
 // Begins a call: enqueues the setting of its cells, and sets the addresses of the tensors that forward and backward
-// share. Ends the program if the call has no plan. workspace is what follows the codes: the cells, then cuDNN's part.
+// share. Ends the program if the call has no plan. workspace: the cells, then cuDNN's part, but not backward's codes.
 static struct fp8_call fp8_begin(const struct fp8_attention *a, bool backward, const fp8 *qkv8, const float *lse,
                                  void *workspace, struct device *dev) {
     const struct fused_key key = fp8_key_of(a->shape, backward, a->gradients, a->outputs_in_fp8, a->any_order);

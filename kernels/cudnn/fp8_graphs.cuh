@@ -31,7 +31,7 @@ struct fused_fp8_inputs {
     struct fused_view kt;                 // (B, groups, D, T)
     struct cudnn_tensor descale_q, descale_k, descale_v, descale_p;
 };
-// Creates all tensors of the inputs. lse is among them for forward too, which writes it.
+// Creates the tensors of struct fused_fp8_inputs only. lse is among them for forward too, which writes it.
 static struct fused_fp8_inputs fused_fp8_inputs_of(struct cudnn_builder *b, const struct fused_key *k) {
     const enum cudnn_data_type type = fused_fp8_input_type(k);
     const int64_t row = (k->heads + 2 * k->groups) * k->head_dim;

@@ -50,7 +50,7 @@ struct fused_key fused_key_of(struct attention_shape s, bool backward, enum fuse
 // Chooses how backward sums dQ. It is FUSED_SUM_ANY if any_order; else FUSED_SUM_TURNS where this GPU has an engine for
 // it and dP is larger than library->most_dp_bytes; else FUSED_SUM_NONE, faster says cudnn-frontend's pull request 398.
 enum fused_order fused_order_of(struct attention_shape s, bool any_order, struct device *dev);
-// Writes to `reason` (size bytes) why cuDNN can't do forward, or backward in this order; else empty. Makes plans.
+// Writes to `reason` (size bytes) why cuDNN can't do both forward and this order's backward; else empty. Makes plans.
 void fused_refuses_order(char *reason, size_t size, struct attention_shape shape, enum fused_order order,
                          struct device *dev);
 // Returns a key's plan, made at first use: its `plan` is NULL if cuDNN refuses; NULL: too many plans. Needs a handle.
@@ -59,7 +59,7 @@ struct fused_plan *fused_plan_for(struct fused_library *library, const struct fu
 struct fused_plan *fused_plan_to_run(struct fused_library *library, const struct fused_key *key);
 // Returns a call whose numbers scale, hidden and one are set. Its addresses are NULL, for the caller to set.
 struct fused_call fused_call_of(const struct fused_library *library, float scale);
-// Enqueues a call of a plan. workspace: cuDNN's part. A refusal ends the program or, if library->checks, sets `broken`.
+// Enqueues a call; workspace is cuDNN's part. A refusal ends the program or, if library->checks, fills library->broken.
 void fused_run(struct fused_library *library, const struct fused_plan *p, struct fused_call *call, void *workspace,
                struct device *dev);
 // The number of bytes of workspace, ours and cuDNN's, of a bf16 call. Makes its plan; 0 without one. Needs a handle.

@@ -68,8 +68,8 @@ const char *fp8_attention_describe(struct device *dev);
 size_t fp8_attention_forward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                              struct device *dev);
 // Computes O and lse, after fp8_attention_cast. takes_amax merges O's amax into a.out; recomputation passes false, and
-// takes the first forward's. Where outputs_in_fp8, sets a.out's scale (fp8_set_scales) before O8; if `delayed` is 0
-// (GPU: if a.calibrates), a first forward runs before that, for the amax. Else the amax is of `out` as stored.
+// takes the first forward's. Unless outputs_in_fp8, the amax is of `out` as stored. With outputs_in_fp8, sets a.out's
+// scale (fp8_set_scales) before O8; if `delayed` is 0, or a.calibrates on a GPU, takes_amax first runs forward for it.
 void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outputs_in_fp8
                            floatX *out,     // (B, T, H * D); NULL where a.outputs_in_fp8
                            float *lse,      // (B, H, T), natural
@@ -78,10 +78,10 @@ void fp8_attention_forward(fp8 *out8,       // (B, T, H * D); NULL unless a.outp
 
 size_t fp8_attention_backward_workspace_bytes(struct attention_shape shape, struct fp8_attention_demands demands,
                                               struct device *dev);
-// Overwrites all of dqkv with the gradient of fp8_attention_forward, but doesn't undo RoPE. Needs a.full. Merges the
-// amaxes of dS and, where outputs_in_fp8, of dQ, dK and dV, and sets their scales (fp8_set_scales). Where one has
-// `delayed` 0 (GPU: if a.calibrates), earlier runs find dS's amax and, where outputs_in_fp8, then the others'. Reads
-// the `inverse` of q, k, v, dO and O. Merges dqkv's amax, as stored, into amax unless NULL.
+// Overwrites all of dqkv with the gradient of fp8_attention_forward, but doesn't undo RoPE. Needs a.full. Reads the
+// `inverse` of q, k, v, dO and O. Before they are used, sets the scales of dS and, where outputs_in_fp8, of dQ, dK and
+// dV (fp8_set_scales). If one has `delayed` 0, on a GPU if a.calibrates, earlier runs find dS's amax, then the others'.
+// Merges the amaxes of these tensors into their scales, and dqkv's amax, as stored, into amax unless NULL.
 void fp8_attention_backward(floatX *dqkv,     // (B, T, (H + 2 Hkv) * D)
                             const fp8 *dout8, // (B, T, H * D), cast by the scale [FP8_ATTENTION_DOUT]
                             const fp8 *qkv8,  // (B, T, (H + 2 Hkv) * D)

@@ -23,7 +23,7 @@ static struct packed_runs runs_of(struct attention_shape s, struct fp8_scale *co
 HOST_DEVICE int run_of_column(const struct packed_runs *runs, int64_t column) {
     return column < runs->ends[0] ? 0 : column < runs->ends[1] ? 1 : 2;
 }
-// Returns the scale of a run's cast, if runs->powers_of_two rounded down to one, for an exact inverse. NaN stays NaN.
+// Returns the scale of a run's cast, rounded down to a power of two where runs->powers_of_two. A NaN stays a NaN.
 HOST_DEVICE float run_scale(const struct packed_runs *runs, int run) {
     const float scale = fp8_scale_for(runs->scales[run], runs->format);
     uint32_t bits;
@@ -38,6 +38,7 @@ HOST_DEVICE float run_scale(const struct packed_runs *runs, int run) {
 
 enum { THREADS = 256, BLOCKS = 2048, EACH = 8 }; // columns that a thread takes at a time: 16 bytes of bf16
 
+// Returns the number of blocks for n elements, at most BLOCKS: beyond that each thread takes several groups of EACH.
 static unsigned cast_blocks(int64_t n) {
     const unsigned blocks = blocks_for(n, THREADS * EACH);
     return blocks < BLOCKS ? blocks : (unsigned)BLOCKS;
@@ -58,6 +59,7 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
 }
+// Casts x by its runs' scales. The grid's first thread also sets these scales' `scale` and `inverse`.
 static __global__ void __launch_bounds__(THREADS)
     fp8_attention_cast_kernel(fp8 *codes, const struct packed_runs runs, const floatX *x) {
     const int64_t width = runs.ends[RUNS - 1], n = runs.rows * width, step = (int64_t)gridDim.x * THREADS * EACH;
@@ -129,6 +131,7 @@ void fp8_attention_scale_lse(float *out, const float *lse, float factor, int64_t
 
 #else
 
+// Returns the largest fp8_magnitude in one run of `row`'s columns: q's (run 0), k's (1) or v's (2).
 static uint32_t run_amax(const struct packed_runs *runs, const floatX *row, int run) {
     const int begin = run == 0 ? 0 : runs->ends[run - 1];
     return amax_elements(row + begin, runs->ends[run] - begin);

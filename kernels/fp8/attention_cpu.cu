@@ -40,7 +40,7 @@ struct fp8_flash {
     uint32_t *amax; // of dqkv
 };
 
-// Returns a call with its sizes, and forward's factors by q's, k's and v's inverses. Outputs and packed operands: NULL.
+// Returns a call with its sizes, and forward's factors by the scales of q, k and v. Outputs and packed operands: NULL.
 static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
     const struct dropout none = {0, 0, 0, 0, 0};
     struct fp8_flash c;
@@ -350,8 +350,8 @@ void fp8_attention_forward(fp8 *out8, floatX *out, float *lse, const fp8 *qkv8, 
 
 // ---- backward ----
 
-// Fills *queries with `strips` strips of a head, from strip `first` on: Q, dO, D, and lse in log2 less 8, which makes P
-// come out times 256. Padding rows get 0 everywhere, which makes their dS 0 and their P count for nothing.
+// Fills *queries with `strips` strips of a head, from strip `first` on: Q, dO, delta, the formulas' D, and lse in log2
+// less 8, so that P comes out times 256. Padding rows get 0 everywhere: their dS is 0, their P counts for nothing.
 ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_queries *queries,
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];

@@ -10,7 +10,8 @@
 // (cudnn-frontend's issue 414). SIZE_MAX: the newest version.
 enum { FP8_ATTENTION_CUDNN = 92500 };
 
-// Writes to `reason` (size bytes) why no device takes the shape, else empty. A build for fp32 refuses any shape.
+// Writes to `reason` (size bytes) why no device takes the shape, as the end of a sentence about FP8 attention; writes
+// "" if devices may take it. A build for fp32 refuses any shape.
 static inline void fp8_attention_refuses_shape(char *reason, size_t size, struct attention_shape s) {
     const char *feature = attention_feature_name(attention_asked(s, 0));
     reason[0] = 0;

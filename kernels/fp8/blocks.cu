@@ -1,4 +1,3 @@
-// Defines what kernels/fp8/blocks.cuh declares.
 #include "kernels/fp8/blocks.cuh"
 #include "kernels/amax.cuh"        // amax_larger, amax_with
 #include "kernels/column_sums.cuh" // column_sums

@@ -1,4 +1,3 @@
-// Defines what kernels/fp8/cast.cuh declares.
 #include "kernels/fp8/cast.cuh"
 #include "kernels/fp8/blocks.cuh" // fp8_cast_blocks
 #include "kernels/fp8/tiles.cuh"  // fp8_cast_tiles

@@ -11,10 +11,10 @@ void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
 
 // The number of bytes of workspace of a cast of x (M, N) that makes dbias.
 size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
-// Casts x (M, N). With FP8_PER_TENSOR takes fp8_scale_for(scale), whose amax fp8_amax or x's op took, and sets
-// scale->scale and scale->inverse, to which the forms' `inverse` points. With FP8_1X128 each 128 elements of a form's
-// row have a scale, so that the forms' codes may differ; with FP8_128X128 they don't. These scales are fp8_scale_of
-// amaxes, rounded down to powers of 2; M and N are multiples of 128, else of 16. workspace may be NULL without dbias.
+// Casts x (M, N). FP8_PER_TENSOR takes fp8_scale_for(scale), whose amax fp8_amax or x's op took, and sets scale->scale
+// and scale->inverse, where the caller has the forms' `inverse` point. FP8_1X128 has a scale for each 128 elements of a
+// form's row, so that the forms' codes may differ; with FP8_128X128 they don't. These scales are fp8_scale_of amaxes,
+// rounded down to powers of 2; M and N are multiples of 128, else of 16. workspace may be NULL without dbias.
 void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 // Merges the amax of x (M, N) into scale->amax, then casts x to codes (M, N) in row form as fp8_cast does, by scale.
 static inline void fp8_cast_with_amax(fp8 *codes, struct fp8_scale *scale, enum fp8_format format, const floatX *x,

@@ -2,9 +2,8 @@
 //             sign/exponent/mantissa  bias  largest  smallest normal  smallest subnormal  infinities  NaN
 //   E4M3 (fn)        1/4/3              7      448        2^-6              2^-9            none       7f, ff
 //   E5M2             1/5/2             15    57344        2^-14             2^-16          7c, fc      7d..7f, fd..ff
-// (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as the code fp8(x scale), and read as the code's
-// value times `inverse`, 1 / scale. x is rounded to floatX before, by whatever computes it: so a cast that is fused
-// with an op has the bits of one that is not, on every target.
+// (Micikevicius et al. 2022, arXiv 2209.05433.) A value x is stored as code fp8(x scale) and read as its value times
+// `inverse`, 1 / scale. What makes x rounds it to floatX, so fused and other casts have the same bits on all targets.
 #pragma once
 #include "kernels/device.cuh" // floatX, HOST_DEVICE
 

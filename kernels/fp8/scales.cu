@@ -1,4 +1,3 @@
-// Defines what kernels/fp8/scales.cuh declares.
 #include "kernels/fp8/scales.cuh"
 #include "kernels/ptx.cuh"    // shared memory
 #include "kernels/reduce.cuh" // lanes_max

@@ -69,8 +69,7 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
-// Does fp8_scales_begin's work for scale i: raises its step_amax to its amax, then sets amax to 0, or to the weight's
-// amax where one is given.
+// Does fp8_scales_begin's work for scale i: raises step_amax to amax, then sets amax to 0, or to the weight's if given.
 HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int linears, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;

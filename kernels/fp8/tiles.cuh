@@ -469,9 +469,8 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     for (int i = 0; to->counts && i < FP8_COUNTS; i++)
         __atomic_fetch_add(&to->counts[i], counts[i], __ATOMIC_RELAXED);
 }
-// Casts a source's outputs, side by side, into one matrix by one scale. An output has M rows and N columns, multiples
-// of 16. Sets to.scale's scale and inverse, and merges the amax if takes_amax. workspace: fp8_cast_workspace_bytes(M,
-// outputs N), or NULL without dbias.
+// Casts a source's outputs (M, N), multiples of 16, side by side into a matrix by one scale. Sets to.scale's scale and
+// inverse and merges the amax if takes_amax. workspace: fp8_cast_workspace_bytes(M, outputs N); NULL without dbias.
 static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void *from, int outputs, bool takes_amax,
                            int64_t M, int64_t N, void *workspace, struct device *dev) {
     const enum fp8_format format = fp8_cast_format(&to);

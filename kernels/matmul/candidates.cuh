@@ -124,8 +124,9 @@ static bool matmul_may_fuse(const struct matmul_product *product) {
     return gemm->gelu && sizeof(floatX) == 2 && gemm->ld_out == gemm->cols && gemm->cols % PACK == 0 &&
            packed_aligned(gemm->gelu) && matmul_gelu_sums_bytes(gemm) <= GPU_MATMUL_BYTES;
 }
-// Enqueues a product by a candidate, with its dbias or, where matmul_may_fuse, GELU's derivative, by the epilogue if
-// fused, else by our kernels. If gelu_sums, also sums columns, in the workspace. Returns the library's status.
+// Enqueues a product by a candidate, with its dbias: by the epilogue if the candidate is fused, else by our kernels.
+// Applies GELU's derivative likewise, but only where matmul_may_fuse; then, with gemm.gelu_sums, sums of columns go to
+// the workspace. Returns the library's status.
 static cublasStatus_t matmul_run_candidate(struct matmul_candidate *candidate, const struct matmul_product *product,
                                            struct device *dev) {
     const struct gemm *gemm = &product->gemm;
@@ -179,6 +180,7 @@ static void matmul_time_candidates(struct matmul_candidates *candidates, const s
     cuda_check(cudaEventDestroy(clock.begin));
     cuda_check(cudaEventDestroy(clock.end));
 }
+// Removes the candidates whose `us` is INFINITY: the library refused them, or matmul_best found that they fail.
 static void matmul_drop_untimed(struct matmul_candidates *candidates) {
     int kept = 0;
     for (int i = 0; i < candidates->count; i++)
@@ -252,8 +254,8 @@ static bool matmul_sample_tells(const char *of, struct matmul_sample sample) {
 }
 // Whether a candidate may be chosen. MATMUL_TELLS_NOTHING: all results are 0 or not finite, as a new adapter's may be.
 enum matmul_verdict { MATMUL_HOLDS, MATMUL_FAILS, MATMUL_TELLS_NOTHING };
-// Judges a candidate by two runs. It fails if a run is refused, if the samples differ in a bit, or if it is fused and
-// differs from unfused `plain`. Else it holds, if matmul_sample_tells. Overwrites the output, dbias and workspace.
+// Judges a candidate by two runs. It fails if one is refused, if samples differ in a bit, or if it is fused and beyond
+// rounding from `plain`. Else it holds, if matmul_sample_tells. Overwrites the output, dbias and workspace.
 static enum matmul_verdict matmul_judge(struct matmul_candidate *candidate, struct matmul_candidate *plain,
                                         const struct matmul_product *product, struct device *dev) {
     const struct matmul_sample sample = matmul_sample_of(product);

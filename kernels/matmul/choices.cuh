@@ -102,9 +102,9 @@ void matmul_list_end(struct matmul_library *library);
 bool matmul_take_choice(struct matmul_library *library, const struct matmul_choice *choice);
 
 // Times the algorithms of a product without a choice, keeps the fastest that multiplies right and gives the same bits
-// twice, and drops all plans. If none does, or results are only 0, it keeps the heuristics' first, with times of 0; if
-// that multiplies wrongly, it ends the program. Returns false if there is no algorithm. Waits. Overwrites output,
-// dbias, workspace, and operands in the noise's memory.
+// twice, and drops all plans. Keeps the heuristics' first if no other is clearly faster, and with times of 0 if none
+// does or all results are 0 or not finite; if that first one multiplies wrongly, it ends the program. Returns false if
+// there is no algorithm. Waits. Overwrites output, dbias, workspace, and operands in the noise's memory.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
@@ -116,6 +116,6 @@ void matmul_prove(struct matmul_library *library, const struct matmul_product *p
 // Creates noise, which matmul_noise_close frees, and enqueues filling `memory`, `bytes` of device memory, with it.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);
 
-// Waits for the device, then frees the noise, but not the memory that it filled.
+// Waits for the device, then frees the noise's words. *noise and the memory that it filled stay the caller's.
 void matmul_noise_close(struct matmul_noise *noise, struct device *dev);
 __END_DECLS

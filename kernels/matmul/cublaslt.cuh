@@ -151,7 +151,8 @@ static int32_t matmul_scale_mode(enum fp8_granularity granularity) {
     }
     return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
-// Sets the modes of FP8 scales, of which some are of blocks; ends the program before 12.9. cuBLASLt's A is our B.
+// Sets the modes of the operands' FP8 scales, where one operand or both have scales of blocks. Ends the program if it
+// was built with a cuBLASLt before 12.9. Our A is cuBLASLt's B, and our B its A.
 static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
     const int32_t a = matmul_scale_mode(gemm->b.fp8->granularity), b = matmul_scale_mode(gemm->a.fp8->granularity);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);

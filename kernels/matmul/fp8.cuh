@@ -1,9 +1,8 @@
-// Products of FP8 matrices on the cpu target, by the products of floatX: every finite FP8 number is a bf16 number, and
-// a product of two is exact in fp32. Operands are decoded in blocks, so that scratch memory depends on no size: an
-// element is decoded once for every FP8_LINES rows that it meets. A block's fp32 sums run over the whole depth, and are
-// rounded once. One scale for a whole matrix multiplies these sums. Scales of blocks multiply the decoded values: they
-// are powers of two, so that this is exact as long as the exponent stays in bf16's range. A value above it becomes
-// infinity, one below 2^-126 may be rounded, or count as 0 in the product.
+// Products of FP8 matrices on the cpu target, by products of floatX: every finite FP8 number is a bf16 number, and a
+// product of two is exact in fp32. Operands are decoded in blocks, so that scratch memory depends on no size. A block's
+// fp32 sums run over the whole depth, and are rounded once. One scale for a whole matrix multiplies these sums. Scales
+// of blocks multiply the decoded values: they are powers of two, so that this is exact while the exponent stays in
+// bf16's range. A value above it becomes infinity, one below 2^-126 may be rounded or count as 0 in the product.
 #pragma once
 #include "kernels/fp8/fp8.cuh"            // fp8_decode, struct fp8_matrix
 #include "kernels/gpu_sizes.cuh"          // GPU_MATMUL_BYTES, gpu_refuses_fp8
@@ -11,7 +10,9 @@
 
 enum { FP8_LINES = 1024, FP8_DEPTH = 1024 }; // rows, and depth, decoded at a time: multiples of FP8_BLOCK
 
+// Returns the rows that a block's buffer has room for: `lines`, at most FP8_LINES, rounded up to a multiple of 32.
 static int64_t fp8_block_lines(int64_t lines) { return gemm_round_up(gemm_min(lines, FP8_LINES), 32); }
+// Returns the depth that a block's buffers have room for: `depth`, at most FP8_DEPTH, rounded up to a multiple of 32.
 static int64_t fp8_block_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, FP8_DEPTH), 32); }
 
 // Returns the gemm of one block: sum (rows, cols) += a (rows, depth) b (cols, depth)^T.

@@ -1,8 +1,7 @@
 // bf16 matrix products by oneDNN's matmul primitive, on CPUs whose bf16 instructions it uses. A primitive is for one
-// shape, layout and number of threads. It is made when the memory plan asks for its scratch memory, in 0.1 to 2 ms, and
-// kept. Executing it allocates less than 500 bytes, freed before it returns. The same operands give the same bits
-// wherever they lie, but maybe not with another number of threads: where C is small and the depth great (64 x 64 by
-// 4096 deep, in dweight) the threads share the depth.
+// shape, layout and number of threads. It is made when the memory plan asks for its scratch memory, and kept. Executing
+// it allocates less than 500 bytes, freed at its end. The same operands give the same bits wherever they lie, but maybe
+// not with another number of threads: where C is small and the depth great, as in dweight, threads share the depth.
 // oneDNN's kernels (brgemm) pack operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
 // GPT-2's layers run at 150 to 205. No kernel writes a transposed C: C^T = B^T A^T is no way around a slow layout.
 #pragma once
@@ -250,8 +249,8 @@ static size_t onednn_workspace_bytes(const struct gemm *g, const struct device *
     return product->primitive ? product->scratch_bytes : gemm_fp32_workspace_bytes(g, dev);
 }
 
-// Computes a gemm by its primitive, else by gemm_fp32. dbias (g->rows), unless NULL, = the column sums of a as stored,
-// without gaps, or += where g->add. workspace: onednn_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
+// Computes a gemm by its primitive or gemm_fp32. dbias (g->rows), unless NULL, = the column sums of the stored a, which
+// has no gaps, or += where g->add. workspace: onednn_workspace_bytes or, with dbias, dbias_workspace_bytes if more.
 static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct onednn *const onednn = (const struct onednn *)dev->matmul->state;
     struct onednn_product *product = onednn_product_for(g, dev);

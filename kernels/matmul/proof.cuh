@@ -61,6 +61,7 @@ static __global__ void proof_kernel(struct proof_values *values, struct proof_op
     if (threadIdx.x == 0)
         values[blockIdx.x] = v;
 }
+// Returns an operand for proof_kernel. rows: the output's rows for A, its columns for B.
 static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64_t rows, int64_t depth) {
     struct proof_operand o;
     memset(&o, 0, sizeof o);
@@ -75,8 +76,8 @@ static struct proof_operand proof_operand_of(const struct gemm_operand *x, int64
 static bool matmul_can_be_proven(const struct matmul_candidate *candidate, const struct matmul_product *product) {
     return !candidate->plan.fused || product->dbias;
 }
-// Whether a candidate that can be proven multiplies right: a few elements agree with sums in double. Also true if the
-// library refuses to run it. GELU's derivative is left out. Overwrites the output, dbias and workspace; waits.
+// Whether a candidate that can be proven multiplies right, run without GELU's derivative: a few elements agree with
+// sums in double. Also true if the library refuses it. Overwrites the output, dbias and workspace; waits.
 static bool matmul_is_proven(struct matmul_candidate *candidate, const struct matmul_product *product,
                              struct device *dev) {
     struct gemm gemm = product->gemm;

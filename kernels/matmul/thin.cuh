@@ -1,9 +1,8 @@
 // Thin products: the depth, or the narrower operand of a weight gradient, or the output has few columns, as with
 // adapters of a low rank. A backend that packs operands, or pads them to tiles, takes many times as long. Operands are
 // multiplied in words of 32 bits: an fp32 number, or a pair of bf16 along the depth. The right operand is packed, so
-// that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order. A weight
-// gradient's sums over a block of tokens stay in registers, those over all tokens in a cache. Each element is summed in
-// the order of depth by one thread: no number of threads changes a bit.
+// that words of neighboring columns are the lanes of a vector; the left one's rows are read once, in order. Each
+// element is summed in the order of depth by one thread: no number of threads changes a bit.
 #pragma once
 #include "kernels/matmul/gemm.cuh"    // struct gemm
 #include "kernels/vectors_floatx.cuh" // floatx_load, row_vec_load
@@ -34,6 +33,7 @@ static inline bool gemm_is_thin(const struct gemm *g) {
 
 // ---- words ----
 
+// Returns the LANES words from p on, one in each lane.
 ALWAYS_INLINE xvec thin_load(const word *p) {
     xvec x;
     memcpy(&x, p, sizeof x);
@@ -42,7 +42,7 @@ ALWAYS_INLINE xvec thin_load(const word *p) {
 #ifdef PRECISION_BF16
 // Returns the word *p in every lane; thin_load reads a word for each lane.
 ALWAYS_INLINE xvec thin_set(const word *p) { return vec_words_set(*p); }
-// Joins `count` columns of two rows to words. If `next` is NULL, the second elements are 0.
+// Joins `count` columns of two rows to words. A NULL `next` counts as zeros. In fp32 only `row` is copied.
 static inline void thin_join(word *out, const floatX *row, const floatX *next, int count) {
     if (next) {
 #pragma omp simd

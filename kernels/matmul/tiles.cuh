@@ -293,12 +293,12 @@ struct tiles_plan {
 };
 
 static inline int64_t tiles_blocks(int64_t n) { return (n + TILES_BLOCK - 1) / TILES_BLOCK; }
-static inline int64_t tiles_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+static inline int64_t tiles_divide_up(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 // Returns the width of a panel of B, TILES_PANEL_BYTES at most, for even panels of `cols`. All sizes are in blocks.
 static inline int64_t tiles_panel_cols(int64_t cols, int64_t panel_depth) {
     const int64_t most = gemm_max(1, TILES_PANEL_BYTES / TILES_PAIR_BYTES / panel_depth);
-    return tiles_divide(cols, tiles_divide(cols, most));
+    return tiles_divide_up(cols, tiles_divide_up(cols, most));
 }
 
 // Returns the plan of the least estimated time for at most `threads` threads. rows, cols and depth are in elements.
@@ -309,16 +309,17 @@ static struct tiles_plan tiles_plan_make(int64_t rows, int64_t cols, int64_t dep
     p.cols = tiles_blocks(cols);
     p.depth = tiles_blocks(depth);
     const int64_t most = TILES_PANEL_DEPTH / TILES_BLOCK, unit = TILES_A_DEPTH / TILES_BLOCK;
-    p.panel_depth = p.depth <= most ? p.depth : gemm_round_up(tiles_divide(p.depth, tiles_divide(p.depth, most)), unit);
+    p.panel_depth =
+        p.depth <= most ? p.depth : gemm_round_up(tiles_divide_up(p.depth, tiles_divide_up(p.depth, most)), unit);
     // Cycles for each 32 steps of depth: of a block of C, of A copied from L2, and of B fetched from memory and packed.
     enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 130, PACK_B_CYCLES = 450 };
     int64_t least = INT64_MAX;
     for (int row_parts = 1; row_parts <= threads; row_parts++) {
         const int col_parts = threads / row_parts;
-        const int64_t part_rows = tiles_divide(p.rows, row_parts), part_cols = tiles_divide(p.cols, col_parts);
+        const int64_t part_rows = tiles_divide_up(p.rows, row_parts), part_cols = tiles_divide_up(p.cols, col_parts);
         const int64_t panel_cols = tiles_panel_cols(part_cols, p.panel_depth);
         const int64_t cost = part_rows * part_cols * BLOCK_CYCLES +
-                             part_rows * tiles_divide(part_cols, panel_cols) * PACK_A_CYCLES +
+                             part_rows * tiles_divide_up(part_cols, panel_cols) * PACK_A_CYCLES +
                              part_cols * PACK_B_CYCLES;
         if (cost >= least)
             continue;
@@ -385,7 +386,7 @@ static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_out
                               (uintptr_t)((first * ld + across) * element));
     lines.stride = (size_t)(ld * element);
     lines.left = (int)gemm_max(0, gemm_min(down, (transposed ? o->cols : o->rows) - first));
-    lines.per_step = (int)tiles_divide(down, steps);
+    lines.per_step = (int)tiles_divide_up(down, steps);
     return lines;
 }
 
@@ -393,7 +394,7 @@ static inline struct tiles_cache_lines tiles_target_lines(const struct tiles_out
 static inline struct tiles_cache_lines tiles_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
     const int64_t first = TILES_C_BYTES / 64 * slice / slices, end = TILES_C_BYTES / 64 * (slice + 1) / slices;
     const struct tiles_cache_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
-                                            (int)tiles_divide(end - first, steps)};
+                                            (int)tiles_divide_up(end - first, steps)};
     return lines;
 }
 
@@ -422,7 +423,7 @@ static inline struct tiles_ahead tiles_ahead_of(const struct tiles_product *x, i
 static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const float *next_c, bf16 *room,
                                 const bf16 *panel, int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k,
                                 int64_t depth) {
-    const int64_t slice_depth = TILES_A_DEPTH / TILES_BLOCK, slices = tiles_divide(depth, slice_depth);
+    const int64_t slice_depth = TILES_A_DEPTH / TILES_BLOCK, slices = tiles_divide_up(depth, slice_depth);
     const bool last_panel = k + depth == x->plan.depth;
     for (int64_t slice = 0; slice < slices; slice++) {
         const int64_t at = slice * slice_depth, steps = gemm_min(slice_depth, depth - at);

@@ -40,8 +40,9 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
     }
     return false;
 }
-// Returns matmul_fastest's candidate that multiplies right and gives equal bits twice; NULL if no unfused one is left,
-// or results are only 0. Drops what fails, counts wrong products in `wrong`, waits; overwrites what matmul_judge does.
+// Returns the fastest candidate (matmul_fastest) that multiplies right and gives equal bits twice. Returns NULL if no
+// unfused one is left, or all results are 0 or not finite. Drops candidates that fail, adds to `wrong` how many
+// multiply wrongly, and waits. Overwrites what matmul_judge does.
 static const struct matmul_candidate *matmul_best(struct matmul_candidates *candidates,
                                                   const struct matmul_product *product, struct device *dev) {
     for (;;) {

@@ -20,7 +20,7 @@ enum { FILE_LOCK_TEXT = 320 }; // bytes of "HOST PROCESS TIME\n", of which a hos
 __BEGIN_DECLS
 // Takes the lock of the file at `path`, which it makes if missing, without waiting. On TAKEN and IMPOSSIBLE the file
 // has this host, process and time, and the caller closes *fd, which frees the lock; otherwise *fd is -1. text: after
-// HELD, who has the lock; after another failure, the problem.
+// HELD it names the holder; after IMPOSSIBLE, NO_FOLDER and NO_FILE it is the problem.
 enum file_lock file_lock_take(int *fd, const char *path, struct error_text *text);
 
 // text = "HOST PROCESS TIME\n" of the lock's last taker, who may have freed it. False and "": unreadable or empty.

@@ -30,7 +30,7 @@ bool is_pipe(const char *path);
 // out (bytes) = an open file's bytes from `offset` on; a shorter file is an error. name: for messages. Thread-safe.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// *data = the *bytes bytes of a regular file, at most most_bytes, with no 0 added. The caller frees it; NULL: an error.
+// Reads a regular file of at most most_bytes to *data (*bytes), no 0 added. The caller frees it; NULL after an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

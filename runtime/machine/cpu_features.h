@@ -1,7 +1,6 @@
 // The instruction sets that the program was compiled for. Where this CPU lacks one, cpu_features.c ends the program
-// before anything else runs, with a message that names a build for this CPU; otherwise an illegal instruction would end
-// it. Engines for higher levels (run/levels.h) have a table each, by which main chooses. The preprocessor makes each
-// table in cpu_features_needed.c, with the engines' flags, of what compilers use unasked. Engines check for AMX.
+// before anything else runs, with a message that names a build for this CPU. Engines for higher levels (run/levels.h)
+// have a table each, by which main chooses. A table has what compilers use unasked; engines check for AMX.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t

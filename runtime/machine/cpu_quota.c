@@ -26,7 +26,7 @@ static void lower_to_quota(const char *root, const char *folder, bool unified, v
         *fewest = (int)cpus;
 }
 
-// Returns cpu_quota() by the /proc and /sys in the folder `root` ("" except in tests).
+// The number of CPUs that cgroups grant, as cpu_quota, by /proc and /sys in the folder `root`, "" except in tests.
 static int cpu_quota_under(const char *root) {
     int fewest = 0;
     cgroups_each(root, "cpu", lower_to_quota, &fewest);

@@ -20,7 +20,7 @@ static size_t number_of_line(const char *text, const char *key) {
     return SIZE_MAX;
 }
 
-// Returns the KiB in the first line of `text` that begins with `key` as bytes; SIZE_MAX if there is none.
+// Returns, in bytes, the KiB in the first line of `text` that begins with `key`; SIZE_MAX if there is none.
 static size_t bytes_of_kib_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;

@@ -80,7 +80,6 @@ void numa_bind_thread(struct numa_binding *binding, const char *folder, int node
                      numa_node_meets(folder, node, &binding->before, &common) &&
                      sched_setaffinity(0, sizeof common, common.sets) == 0;
 }
-// Gives the calling thread back the CPUs that numa_bind_thread took from it, if any.
 void numa_restore_thread(const struct numa_binding *binding) {
     if (binding->bound)
         sched_setaffinity(0, sizeof binding->before, binding->before.sets);

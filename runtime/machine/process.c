@@ -24,8 +24,8 @@ static bool is_limited(int resource) {
     struct rlimit limit;
     return getrlimit((__rlimit_resource_t)resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
-// Gives the libraries two seconds of CPU time to start, if the process's memory is limited: before main OpenBLAS asks
-// for its buffers again and again until it gets them (seen in 0.3.21). libraries_have_started ends the watch.
+// Ends a process of limited memory after two seconds of CPU time, unless libraries_have_started comes first: before
+// main, OpenBLAS 0.3.21 was seen to ask for its buffers again and again until it got them.
 static void watch_libraries(int argc, char **argv, char **environment) {
     const struct itimerval seconds = {{0, 0}, {2, 0}};
     if (!is_limited(RLIMIT_AS) && !is_limited(RLIMIT_DATA))

@@ -27,8 +27,8 @@ static unsigned clock_centiseconds(void) {
 
 static void on_save_signal(int number) { received.save = 1; }
 
-// Whether a signal that asks to stop may ask again while it is obeyed. The kernel repeats SIGXCPU every second, and a
-// terminal that goes sends SIGHUP once for the shell and once for its end: neither is a user who is tired of waiting.
+// Whether a stop signal may come again without a new request, so that a second one must not end the process at once.
+// The kernel repeats SIGXCPU every second, and a closed terminal sends SIGHUP twice.
 static bool repeats_itself(int number) { return number == SIGHUP || number == SIGXCPU; }
 
 // Records a request to stop. A second one, 0.5 s or more later, ends the process by its signal, unless repeats_itself.

@@ -9,8 +9,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Makes SIGUSR1 ask for a save, and SIGTERM, SIGINT, SIGHUP and SIGXCPU for a stop; the last three stay ignored if they
-// are, as by nohup. Ignores SIGPIPE and SIGXFSZ. The first thread calls this: the kernel sends signals to it.
+// Makes SIGUSR1 ask for a save, SIGTERM for a stop, and SIGINT, SIGHUP and SIGXCPU too unless they are ignored, as by
+// nohup. Ignores SIGPIPE and SIGXFSZ. The first thread calls this: the kernel sends signals to it.
 void signals_install(void);
 // Whether a save was asked for since the last call. Takes the request: SIGUSR1 during the save asks for another.
 bool signals_take_save_request(void);

@@ -134,7 +134,8 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Whether rank r may send links[r].in now: a contribution even before rank 0 begins the exchange. Takes the mutex.
+// Whether the frame that came from rank r, links[r].in, is one that r may send now. Rank 0 sends results, others send
+// contributions, even before rank 0 begins the exchange. Takes the mutex.
 static bool control_frame_is_allowed(struct control *c, int r) {
     const struct control_frame *const frame = &c->links[r].in;
     const bool from_0 = r == 0;
@@ -382,7 +383,7 @@ static const char *control_connect(struct control *c, double start_s, struct err
 }
 
 // Passes the status of a failed exit, as fail's, through rank 0 to the other ranks, which exit with it: a launcher
-// returns the first that is not 0. Does nothing for status 0, in a child, or after control_close. argument: at_exit.
+// returns the first that is not 0. Does nothing for status 0, in a child, or after control_close. argument: c->at_exit.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;

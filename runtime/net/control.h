@@ -30,10 +30,10 @@ struct control_address {
 __BEGIN_DECLS
 // Opens rank 0's listener, under MPI. The caller sends *address to all ranks, for control_open, which closes *listener.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread; every rank calls it. address: control_listen's under MPI, else
-// NULL: `launch` has it. listener: control_listen's on rank 0 under MPI, else -1. timeout_s: how long a rank may keep
-// the others waiting, also to connect; 0: for ever, but five minutes to connect. If rank 0's start fails, ranks that
-// connected to it exit in here. Returns NULL or the problem. control_close frees *control (NULL for one rank).
+// Connects this rank with rank 0 and starts the control thread; every rank calls it. Returns NULL or the problem; ranks
+// that have connected exit in here if rank 0 can't start. address: control_listen's under MPI, else NULL, for launch's.
+// listener: control_listen's on rank 0 under MPI, else -1. timeout_s: how long a rank may keep the others waiting, also
+// to connect; 0: five minutes to connect, then no limit. control_close frees *control, NULL for one rank.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
 // Returns the job's key, for further handshakes; zeros if c is NULL.

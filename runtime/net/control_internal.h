@@ -13,8 +13,7 @@ enum {
     CONTROL_IN_FLIGHT = 1024, // collectives in flight whose names are kept
     ABORT_SAVE_S = 2,         // for a checkpoint in flight where the job ends: parts of ranks that are gone never come
 };
-// Most bytes of a contribution, which rank 0 may receive before it knows what its own caller asks for: far more than
-// any exchange has, the scores of a batch of documents being the largest.
+// Most bytes of a contribution, which rank 0 may receive before its own caller asks: far more than any exchange has.
 static const uint64_t CONTROL_MAX_BYTES = (uint64_t)64 << 20;
 
 // ---- frames over one connection: control_link.c ----
@@ -153,7 +152,7 @@ void control_send(struct control *c, enum control_type type, int status, const v
 // Sends what is queued, then closes for writing, and drops what arrives, until the others have closed or `seconds` are
 // over. A process that ended with unread bytes would reset the connection, and its peer might lose what was sent.
 void control_flush_and_drain(struct control *c, double seconds);
-// Tells the other ranks, through rank 0, to end with `status`. Waits up to half a second until they have been told.
+// Tells the other ranks, through rank 0, to end with `status`. Waits up to half a second until the connections end.
 void control_abort_others(struct control *c, int status);
 
 // ---- control_start.c: how the ranks of a job find each other ----
@@ -161,7 +160,7 @@ void control_abort_others(struct control *c, int status);
 // Gathers the other ranks on rank 0, within start_s seconds. Closes the listener in any case. NULL or the problem.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
 // Connects a rank other than 0 to rank 0, within start_s seconds, then waits up to start_s + 10 s until rank 0 says
-// that all have connected. *status: the exit status by which rank 0 ends the job, else 0. Returns NULL or the problem.
+// that all have connected. Returns NULL or the problem. If that is rank 0's abort, *status is its exit status, else 0.
 const char *control_join_rank_0(struct control *c, double start_s, int *status, struct error_text *error);
 
 // ---- control_watch.c: what the ranks are doing, and the line that is printed where the job must end ----

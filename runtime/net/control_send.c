@@ -1,4 +1,3 @@
-// Frames to all other ranks.
 #include <errno.h>      // errno
 #include <poll.h>       // poll
 #include <string.h>     // memset

@@ -23,7 +23,7 @@ struct control_hello {
 };
 static_assert(sizeof(struct control_hello) <= HANDSHAKE_HELLO, "a handshake has room for the hello");
 
-// *own = this rank's hello. Also sets this rank in c->peers.
+// Fills *own, and this rank's entry in c->peers, with this rank's hello: rank, number of ranks, host and pid.
 static void control_set_hello(struct control *c, struct control_hello *own) {
     char host[SOCKET_HOST];
     memset(own, 0, sizeof *own);
@@ -133,7 +133,7 @@ static enum socket_answer control_greet(int socket, void *context, double until_
 }
 
 // Waits for rank 0's welcome, which sets c->peers (each rank's host name and process id). Returns NULL or the problem.
-// *status becomes the exit status that rank 0 sent if it aborted, else 0.
+// An abort by rank 0 is a problem too: *status is then the exit status that it sent, else 0.
 static const char *control_await_welcome(struct control *c, double until_s, int *status, struct error_text *error) {
     struct control_frame frame;
     const size_t bytes = (size_t)c->ranks * sizeof *c->peers;

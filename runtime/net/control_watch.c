@@ -117,8 +117,8 @@ static void last_line_add_operation(struct last_line *message, const struct oper
                   (unsigned long long)operation->number);
 }
 
-// Returns the unfinished operation with the least number: on all ranks except `but` or, with only_it, only on rank
-// `but`. A collective goes before an exchange. number 0: there is none.
+// Returns the unfinished operation with the least number that any rank except `but` is in or, with only_it, that rank
+// `but` is in. A collective goes before an exchange. number 0: there is none.
 static struct operation first_unfinished(const struct control *c, int but, bool only_it) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -200,7 +200,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// Returns the first overdue collective or, with `exchange`, the first overdue exchange, unless patient; number 0: none.
+// Returns the first overdue collective or, with `exchange`, exchange; number 0: none. A patient exchange never counts.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {

@@ -37,7 +37,7 @@ void exchange_all_to_all(struct exchange *x, const struct exchange_block *send, 
     }
 }
 
-// Closes the connections and frees their memory, if exchange_open returned NULL. By MPI, every rank calls it.
+// Closes the connections and frees x's memory. exchange_open must have returned NULL. By MPI, every rank calls it.
 void exchange_close(struct exchange *x) {
     switch (x->kind) {
     case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;

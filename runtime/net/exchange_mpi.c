@@ -138,7 +138,6 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
     exchange_mpi_check_lengths(m, receive, n);
 }
 
-// Sends and receives by MPI as exchange_all_to_all does: returns when all is done; a lost rank ends the process.
 void exchange_mpi_all_to_all(struct exchange_mpi *m, const struct exchange_block *send,
                              const struct exchange_block *receive) {
     size_t most = 0;

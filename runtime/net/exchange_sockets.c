@@ -1,7 +1,6 @@
-// The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
-// sends and receives what each can take, so no order of the ranks and no size can block it. Each block is sent with the
-// exchange's number and its length, so that ranks that are out of step are detected. The sizes of the kernel's buffers
-// are not set: that would end their adaptation to the network, with a limit below what the kernel would choose.
+// The exchange over TCP: a connection for every two ranks. An exchange is one loop over them that sends and receives
+// what each can take, so no order of ranks and no size can block it. Each block is sent with the exchange's number and
+// its length, to detect ranks out of step. The kernel's buffers get no size: they adapt to the network.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -248,7 +247,6 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
-// Sends and receives over TCP as exchange_all_to_all does: returns when all is done; a lost rank ends the process.
 void exchange_sockets_all_to_all(struct exchange_sockets *s, const struct exchange_block *send,
                                  const struct exchange_block *receive) {
     s->exchanges++;

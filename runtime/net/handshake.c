@@ -22,8 +22,7 @@ enum {
 };
 static const char HANDSHAKE_MAGIC[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
 
-// The timeout for all that the accepting end says: rank 0 answers at once. What takes longer is another process, or a
-// rank that waits for this one. Tests change it.
+// The timeout for the accepting end's bytes. What takes longer is a stranger, or waits for this rank. Tests change it.
 static double answer_s = 10;
 
 enum handshake_verdict { VERDICT_WELCOME, VERDICT_OTHER_SECRET, VERDICT_REFUSED };
@@ -87,17 +86,19 @@ static void handshake_prove(unsigned char proof[SHA256_BYTES], const struct hand
                             const struct handshake_talk *talk, size_t bytes) {
     hmac_sha256(proof, key, sizeof *key, talk, bytes);
 }
+// Computes the proof of talk->reply: the HMAC of all before it. The joining end sends it, the accepting end checks it.
 static void handshake_prove_reply(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                   const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk, offsetof(struct handshake_talk, reply) + offsetof(struct handshake_reply, proof));
 }
+// Computes the proof of talk->answer: the HMAC of all before it. The accepting end sends it, the joining end checks it.
 static void handshake_prove_answer(unsigned char proof[SHA256_BYTES], const struct handshake_key *key,
                                    const struct handshake_talk *talk) {
     handshake_prove(proof, key, talk,
                     offsetof(struct handshake_talk, answer) + offsetof(struct handshake_answer, proof));
 }
 
-// Returns what another job's rank counts as: with a job's key a stranger, as jobs may share an address, else a refusal.
+// Returns what a rank of another job is: a stranger if key->job is set, as jobs may share an address, else a refusal.
 static enum socket_answer handshake_other_job(const struct handshake_key *key) {
     return handshake_has(key->job) ? SOCKET_STRANGER : SOCKET_REFUSAL;
 }
@@ -181,7 +182,7 @@ static void handshake_turn_away(struct handshake_door *d, struct handshake_guest
     guest->socket = -1;
 }
 
-// Sends a guest the answer without waiting: a socket's buffer has room. False: the guest has gone. hello may be NULL.
+// Sends a guest the answer without waiting: a socket has room. False: the guest has gone. bytes 0: hello may be NULL.
 static bool handshake_send_answer(const struct handshake_door *d, struct handshake_guest *guest,
                                   enum handshake_verdict verdict, const void *hello, size_t bytes) {
     struct handshake_answer *const answer = &guest->talk.answer;
@@ -195,7 +196,7 @@ static bool handshake_send_answer(const struct handshake_door *d, struct handsha
     return socket_send_all(guest->socket, answer, sizeof *answer, 0);
 }
 
-// Whether a guest's whole reply proves its hello. Turns the guest away if not.
+// Whether a guest's whole reply proves its hello. If not, tells the guest that the secrets differ and turns it away.
 static bool handshake_judge(struct handshake_door *d, struct handshake_guest *guest) {
     unsigned char proof[SHA256_BYTES];
     handshake_prove_reply(proof, &d->key, &guest->talk);
@@ -210,8 +211,7 @@ static bool handshake_judge(struct handshake_door *d, struct handshake_guest *gu
     return false;
 }
 
-// Receives what has arrived of a guest's reply. True: the reply is whole and proven. A guest that sends anything else,
-// or has ended, is turned away.
+// Receives what there is of a guest's reply. True: it is whole and proven. Turns away a guest that errs or has ended.
 static bool handshake_receive(struct handshake_door *d, struct handshake_guest *guest) {
     struct handshake_reply *const reply = &guest->talk.reply;
     ssize_t received;

@@ -26,9 +26,8 @@ bool random_bytes_of_system(void *bytes, size_t count);
 // *key (may be *from) = a key for a further purpose: `job` is a hash of *from and `shared` (bytes), `secret` is from's.
 void handshake_derive(struct handshake_key *key, const struct handshake_key *from, const void *shared, size_t bytes);
 
-// Says the hello (bytes, at most HANDSHAKE_HELLO) as the joining end, and returns what is at the other end. answer
-// (bytes) = the hello of a SOCKET_FRIEND; of any other, `error` says why. The socket stays open. An end that takes 10 s
-// counts as a stranger: where an address means another rank here, two ranks could wait for each other.
+// Says the hello (bytes, at most HANDSHAKE_HELLO) as the joining end. Returns what the other end is. answer (bytes) = a
+// SOCKET_FRIEND's hello; else `error` says why. The socket stays open. An end that takes 10 s counts as a stranger.
 enum socket_answer handshake_join(int socket, const struct handshake_key *key, const void *hello, void *answer,
                                   size_t bytes, double until_s, struct error_text *error);
 

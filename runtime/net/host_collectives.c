@@ -37,7 +37,7 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// out (n) = sum_fp32's sum, rounded to bf16. `own` is rounded to bf16 before; `others` (ranks - 1, shard) are bf16.
+// Sets out (n) to sum_fp32's sum, rounded to bf16. Rounds a copy of `own`; `others` (ranks - 1, shard) are bf16.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -96,8 +96,7 @@ void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchang
     exchange_all_to_all(x, x->send, x->receive);
 }
 
-// Copies a list's messages with `rank`, one after another, to `packed`; with `unpacks`, from there. packed NULL: copies
-// nothing. Returns their bytes.
+// Copies messages with `rank` end to end to `packed` or, with `unpacks`, from it; NULL: no copy. Returns their bytes.
 static size_t pack_messages(const struct exchange_message *list, int count, int rank, char *packed, bool unpacks) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

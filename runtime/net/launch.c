@@ -39,7 +39,7 @@ struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
 
-// Sets rank, ranks and local_rank from the launcher's variables; local_rank is 0 where its variable is not set.
+// Sets rank, ranks and local_rank from the launcher's variables, and checks rank. An unset local_rank variable means 0.
 static const char *launch_ranks(struct launch *launch, const struct launch_variables *names, struct error_text *error) {
     const char *problem = launch_number(&launch->rank, names->rank, -1, error);
     if (!problem)
@@ -172,6 +172,7 @@ static const char *launch_slurm_address(struct launch *launch, struct error_text
     return NULL;
 }
 
+// Sets the four rank fields from the Slurm step's variables, and rank 0's address if the step has several ranks.
 static const char *launch_by_slurm(struct launch *launch, struct error_text *error) {
     static const struct launch_variables names = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                                                   "SLURM_STEP_TASKS_PER_NODE"};
@@ -191,7 +192,7 @@ static bool launch_is_mpich(void) {
 
 bool launched_by_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(); }
 
-// Sets kind, ranks and (srun) rank 0's address if mpirun or srun started the process; else kind stays LAUNCH_SINGLE.
+// Sets kind, the rank fields and, for srun, rank 0's address. Without mpirun or srun, kind stays LAUNCH_SINGLE.
 static const char *launch_by_launcher(struct launch *launch, struct error_text *error) {
     static const struct launch_variables open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
@@ -230,7 +231,7 @@ static const char *launch_address(struct launch *launch, const char *text, struc
 
 static const struct launch_variables launch_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-// Sets kind, ranks (from torchrun's variables or else mpirun's or srun's) and rank 0's address (from --rendezvous).
+// Sets kind, the rank fields by torchrun's variables or else by mpirun or srun, and `rendezvous` as rank 0's address.
 static const char *launch_by_rendezvous(struct launch *launch, const char *rendezvous, struct error_text *error) {
     const char *problem;
     if (getenv("RANK"))

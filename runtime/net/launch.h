@@ -4,8 +4,7 @@
 //   mpirun                  Open MPI's OMPI_COMM_WORLD_*, or MPICH's PMI_RANK and PMI_SIZE; rank 0 tells by MPI where
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
 //   else                    one rank
-// A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
-// one rank is LAUNCH_SINGLE, however it was launched.
+// A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -25,7 +24,8 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch, whose secret is zeros. rendezvous: the option's value; "": not given. Returns NULL or the problem.
+// Fills in *launch, with zeros as its secret. A job of one rank is LAUNCH_SINGLE, however it was launched. rendezvous:
+// the option's value; "": not given. Returns NULL or the problem.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
 // Sets launch->secret to the hash of a secret of 16 to 4096 bytes, without white space around it: from the file or, if
 // file is "", from the variable TRAIN_GPT_SECRET. If that is not set either: zeros. Returns NULL or the problem.

@@ -19,7 +19,7 @@ __BEGIN_DECLS
 // Returns NULL or the problem. rendezvous, secret_file, timeout_s: as in launch_find, launch_read_secret, control_open.
 const char *parallel_open(struct parallel *p, const char *rendezvous, const char *secret_file, double timeout_s,
                           struct error_text *error);
-// Opens the data connections (MPI's only for LAUNCH_MPI) and starts p->work. All ranks call it. NULL or the problem.
+// Opens the data connections and starts p->work. All ranks call it. EXCHANGE_MPI needs LAUNCH_MPI. NULL or the problem.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
 // Runs the jobs that wait, closes what was opened, and ends MPI. Every rank calls it once and waits for the others.
 void parallel_close(struct parallel *p);

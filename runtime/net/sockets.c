@@ -51,7 +51,7 @@ bool socket_wait_ready(int socket, short events, double until_s) {
     }
 }
 
-// Opens a listening socket as socket_listen does, by addresses of one family: AF_INET6 or AF_INET.
+// Opens a listening socket as socket_listen does, at an address of one family only: AF_INET6 or AF_INET.
 static int socket_listen_family(int family, const char *numeric, int port) {
     char service[16];
     struct addrinfo hints, *found = NULL;
@@ -203,7 +203,7 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// Whether an address has this host's interfaces, or one list is empty. The name can't tell: containers often share one.
+// Whether two addresses' lists of interfaces are equal, or one is empty. Names can't tell: containers often share one.
 static bool socket_same_interfaces(const struct socket_address *address, const struct socket_address *own) {
     for (int i = 0; i < SOCKET_INTERFACES; i++)
         if (strcmp(own->interfaces[i], address->interfaces[i]) != 0)

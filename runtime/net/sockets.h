@@ -34,11 +34,10 @@ void socket_host_name(char host[SOCKET_HOST]);
 void socket_sleep_s(double seconds);
 // Returns the timeout, in ms, for a poll() until until_s: 1 to 10^9, or 0 once that has passed.
 int socket_poll_ms(double until_s);
-// Waits until a socket can be read (POLLIN) or written (POLLOUT), or fails. False with errno; ETIMEDOUT: at until_s.
+// Waits until a socket has one of `events` (POLLIN, POLLOUT) or has failed. False with errno, ETIMEDOUT after until_s.
 bool socket_wait_ready(int socket, short events, double until_s);
 
-// Opens a listening socket. Returns -1 with errno after an error. numeric: an address in digits (EADDRNOTAVAIL for a
-// name), or NULL for all addresses. port 0: any port.
+// Returns a listening socket or -1 with errno. numeric: an IP address; NULL: all; a name: EADDRNOTAVAIL. port 0: any.
 int socket_listen(const char *numeric, int port);
 // Returns the port that a listening socket was given; 0: it can't be found.
 int socket_port(int listener);

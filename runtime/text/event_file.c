@@ -44,7 +44,7 @@ static void put_int(struct bytes *to, int field, int64_t value) {
     put_tag(to, field, WIRE_VARINT);
     put_varint(to, (uint64_t)value);
 }
-// Appends a field of a string or of a message, n bytes; messages nest this way.
+// Appends a field that holds a string or a nested message of n bytes.
 static void put_bytes_field(struct bytes *to, int field, const void *from, size_t n) {
     put_tag(to, field, WIRE_BYTES);
     put_varint(to, n);
@@ -122,7 +122,7 @@ static void event_begin(struct event_file *events, int64_t step) {
     put(&events->event, &seconds, sizeof seconds);
     put_int(&events->event, 2, step);
 }
-// Adds events->value to the summary: Summary {1 value, ...}.
+// Adds events->value, which stays as it is, to the summary: Summary {1 value, ...}.
 static void end_value(struct event_file *events) {
     put_bytes_field(&events->summary, 1, events->value.data, events->value.length);
 }
@@ -181,7 +181,7 @@ static const struct {
     {"batch", "progress/batch", false},
 };
 
-// Adds the numbers and strings in a value, and null where event_tags says so, to the summary. path: to the value, a/b.
+// Adds a value's numbers and strings to the summary, and null as NaN where event_tags says so. path: to the value, a/b.
 static void add_member(struct event_file *events, const char *path, const json_t *value) {
     enum { PATH = 512 };
     static const char *const shares[] = {"saturated", "flushed"}; // the only arrays of log.jsonl are FP8's

@@ -30,8 +30,7 @@ struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Refuses too many levels or values (an empty {} or [] counts as two) before jansson allocates. Counts exactly up to
-// the first fault in the text, at which jansson stops.
+// Refuses too many levels or values (an empty {} or [] is two). Exact up to the first fault, at which jansson stops.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
     uint64_t values = 1;

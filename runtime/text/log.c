@@ -165,7 +165,7 @@ static void log_warn_once(struct log *log, int error) {
     say_warning("%s: cannot be written: %s; the run goes on, steps may be missing from the log", log->path,
                 strerror(error));
 }
-// Reports a failed write by its errno, and cuts off the incomplete line. Later lines are tried: room may come back.
+// Reports an errno, only the first time, and cuts off the incomplete line. Later lines are tried: room may come back.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed

@@ -71,15 +71,15 @@ const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 10
 // Creates a folder and its parents where missing. If it can't, ends the program, naming `option` (without dashes).
 void log_make_folder(const char *option, const char *path);
 // Sets *log. With has_file (on the first rank) makes the folder and opens FOLDER/log.jsonl, cut at the first object of
-// a step after first_step; for first_step 0 a former file becomes log.jsonl.old. What can't be made ends the program.
-// total_steps: for the ETA. every: steps (0: 1) between progress lines in a pipe, with `plain` or without has_file.
+// a step after first_step. For first_step 0 a former file becomes log.jsonl.old. What can't be made ends the program.
+// total_steps: the last one. every: steps (0: 1) between progress lines in a pipe, with `plain` or without has_file.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
 // Opens an event file in `folder`, which it makes, for what log.jsonl gets. Does nothing for "" or without log.jsonl.
 void log_open_events(struct log *log, const char *folder, int64_t first_step);
 // Logs a finished step: its object in log.jsonl, if there is that file, and its progress line, if drawn or due.
 void log_step(struct log *log, const struct log_step *s);
-// Logs a validation, after the step's object, as an object with the step and the loss. Without log.jsonl does nothing.
+// Logs {"step": step, "val_loss": loss} for a step whose object was logged without it. Without log.jsonl does nothing.
 void log_val_loss(struct log *log, int64_t step, double loss);
 // Logs {"step": step, key: {...}}; `write`, given `context`, writes the inner members. Without log.jsonl does nothing.
 void log_object(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),

@@ -84,7 +84,7 @@ void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
         text_add(text, OPTION_TEXT, " and below %.10g", row->below);
 }
 
-// Parses an integer. False if the text is no integer. *overflow: a long long can't hold the number.
+// Parses a decimal integer. False if the text is none. *overflow, with true: a long long can't hold the number.
 static bool option_parse_integer(const char *text, long long *value, bool *overflow) {
     char *end;
     errno = 0;
@@ -100,7 +100,7 @@ static bool option_parse_unsigned(const char *text, unsigned long long *value, b
     *overflow = errno == ERANGE;
     return *text >= '0' && *text <= '9' && !*end; // strtoull itself would take -1 for 2^64-1
 }
-// Parses a number. False if the text is no number. *overflow: a double can't hold the number, or would hold it as 0.
+// Parses a decimal number. False for any other text, nan too. *overflow: a double can't hold the number, or only as 0.
 static bool option_parse_number(const char *text, double *value, bool *overflow) {
     char *end;
     *value = strtod(text, &end);
@@ -142,12 +142,13 @@ static int option_enum_value(const void *field) {
     return choice;
 }
 
+// Whether a value is at least row->least and less than row->below. It always is where both are 0.
 static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Appends an element to *list, in new memory, and frees the former list. NULL, which the list is until its default is
-// set, counts as an empty list, and "" then adds nothing. Returns NULL, or what is wrong.
+// Appends a text and OPTION_LIST_END to *list, in new memory, and frees the former list. NULL, which the list is until
+// its default is set, counts as an empty list, and "" then adds nothing. Returns NULL, or what is wrong.
 static const char *option_append(const char **list, const char *text) {
     if (!*list) {
         *list = "";

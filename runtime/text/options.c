@@ -10,7 +10,7 @@
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// The number of edits, each of a character or a swap of neighbors, from a to b: the Damerau-Levenshtein distance.
+// The number of edits, each of a character or a swap of neighbors, from a to b: the optimal string alignment distance.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -32,7 +32,7 @@ static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
 static const char *const option_questions[] = {"help", "version"}; // no rows: they print and end the program
-// nearest = the name that is most like a word, as users write it, among all options, help and version. Returns nearest.
+// nearest = the name, with - for _, that is most like a word, of all options, help and version. Returns nearest.
 static const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
     int best = INT_MAX;
     for (int i = 0; i < 2; i++)
@@ -222,7 +222,7 @@ static void option_take_value(const struct options *options, const struct option
     *given = true;
 }
 
-// Ends the program because a word is no option. before: the row of the option before it; NULL if there is none.
+// Ends the program because a word is no option. Advises quotes if `before`, the option before it or NULL, takes files.
 static void option_refuse_word(const char *word, const struct option_row *before) {
     char name[OPTION_NAME], advice[OPTION_NAME + 64] = "";
     if (before && before->flags & OPTION_FILES)
@@ -277,6 +277,7 @@ void options_fill(const struct options *options, void *values, const bool *given
     }
 }
 
+// Writes an option as a member: a number, true or false, else a text, as for a seed from 2^63 on. Skips a group.
 void option_write_json(const struct option_row *row, const void *values, struct json *json) {
     const void *const field = (const char *)values + row->offset;
     char text[OPTION_TEXT];

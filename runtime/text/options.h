@@ -76,7 +76,7 @@ __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 
 void options_set_defaults(const struct options *options, void *values);
-// Reads argv[1] and on into `values`, and sets given[row], false before, for the options there; other fields stay. An
+// Reads argv[1] and on into `values`, and sets given[row], false before, for each option in argv; other fields stay. An
 // option given twice has its last value, but a list has both. Strings point into argv or options->values, or are joined
 // names of OPTION_FILES, never freed. --help, --version and what list_values answers exit with status 0.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
@@ -116,7 +116,8 @@ void option_set(const struct option_row *row, void *values, const char *text);
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
 // Writes an option, but no group, as a member: a number, true or false for a flag, else a text, as a seed from 2^63 on.
 void option_write_json(const struct option_row *row, const void *values, struct json *json);
-// Returns the value as a user would write it, so that it reads back equal: a string's or list's own text, else `text`.
+// Returns the value as a user would write it, so that it reads back equal: a string's own text, else `text`. Of a list
+// it returns the list's own text, with OPTION_LIST_END after each element, which option_read would not read back.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----

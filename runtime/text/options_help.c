@@ -57,6 +57,7 @@ static void option_help_title(const struct options *options, const char *which, 
     fprintf(out, "Usage: %s [--OPTION VALUE]...\n%s\n%s The default of each is in brackets.\n", options->program,
             options->summary, which);
 }
+// Prints the OPTION_USUAL options without their headings, then the topics, the words that --help takes, and the notes.
 static void options_help_usual(const struct options *options, FILE *out) {
     char topics[OPTION_TEXT];
     int all = 0;
@@ -103,7 +104,7 @@ static bool options_help_topic(const struct options *options, const char *topic,
     }
     return any;
 }
-// Prints options that have a word in their dashed names or, if in_texts, texts, ignoring case. Returns whether any do.
+// Prints options with a word in their dashed names or, with in_texts, texts only, in any case. Returns whether any do.
 static bool options_help_word(const struct options *options, const char *word, bool in_texts, FILE *out) {
     char name[OPTION_NAME];
     bool any = false;

@@ -134,8 +134,7 @@ static void print_man_topics(void) {
 // An option's text begins at PAGE_COLUMN and is wrapped at PAGE_MARGIN; above WIDEST_VALUES values are listed in it.
 enum { PAGE_COLUMN = 38, PAGE_MARGIN = 118, WIDEST_VALUES = 80 };
 
-// values = what may follow an option's name, with the default as the first: "auto|cpu|cuda", "12|N"; "": it is a flag
-// that is off, which its name by itself switches on.
+// values = what may follow an option's name, default first: "auto|cpu|cuda", "12|N"; "": a flag its name switches on.
 static void page_values(const struct option_row *row, char values[OPTION_TEXT]) {
     const char *const first = row->default_text, *const all = row->kind == OPTION_BOOL ? "true|false" : row->argument;
     values[0] = 0;
