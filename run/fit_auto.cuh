@@ -53,11 +53,15 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
     const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
     return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
 }
+// Whether the user gave the fraction of the states that --optimizer-cpu-offload moves, and that option too.
+static bool fit_fraction_is_given(const struct config *c) {
+    return config_given(c, states.optimizer_cpu_offload) && config_given(c, states.optimizer_offload_fraction);
+}
 // Sets a choice's options in *config, except recomputation's and an --optimizer-offload-fraction that the user gave.
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->states.optimizer_cpu_offload = choice->percent > 0;
-    if (!config_given(config, states.optimizer_offload_fraction))
+    if (!fit_fraction_is_given(config))
         config->states.optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
     config->states.cpu_offloading_num_layers = choice->layers;
     config->states.offload_gradients = choice->gradients;
@@ -154,8 +158,8 @@ static void fit_set_ranges(struct fit_auto *a) {
     else if (config_given(c, states.optimizer_cpu_offload)) {
         const int given = (int)(100 * c->states.optimizer_offload_fraction + 0.5);
         least->percent = given > 1 ? given : 1;
-        most->percent = config_given(c, states.optimizer_offload_fraction) ? least->percent : 100;
-        least->percent = config_given(c, states.optimizer_offload_fraction) ? least->percent : 1;
+        most->percent = fit_fraction_is_given(c) ? least->percent : 100;
+        least->percent = fit_fraction_is_given(c) ? least->percent : 1;
     }
     most->gradients = config_may_move_gradients(c);
     if (config_given(c, states.offload_gradients))
@@ -202,7 +206,7 @@ static void fit_set_format_estimates(struct fit_auto *a, int i) {
     struct gpt *m = gpt_record(&config, policy_keep_all(config.model.num_layers), a->f->backend, a->f->dev);
     const struct shards *shards = &m->zero.shards;
     const double fraction = config.states.optimizer_offload_fraction;
-    const int given = config_given(&config, states.optimizer_offload_fraction) ? (int)(100 * fraction + 0.5) : -1;
+    const int given = fit_fraction_is_given(&config) ? (int)(100 * fraction + 0.5) : -1;
     a->space.gradients_bytes[i] =
         (double)shards_elements(shards, shards_gradients(shards)) * main_dtype_bytes(formats->grads);
     for (int percent = 0; percent < FIT_PERCENTAGES; percent++)

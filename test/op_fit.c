@@ -234,6 +234,17 @@ static void options_that_were_given_stay(void **state) {
     auto_choose(&a, (size_t)(1.9 * GIB), SIZE_MAX); // no whole percentage
     assert_true(a.config.states.optimizer_cpu_offload && a.config.states.optimizer_offload_fraction == 0.333);
     auto_close(&a);
+    // Without --optimizer-cpu-offload the fraction has no use: auto chooses as if it were not given.
+    static const char *const options[] = {AUTO, AUTO "--optimizer-offload-fraction 1"};
+    double fractions[2];
+    for (int i = 0; i < 2; i++) {
+        auto_open(&a, "--preset gpt2-124m", options[i]);
+        auto_choose(&a, (size_t)(2.2 * GIB), SIZE_MAX);
+        fractions[i] = a.config.states.optimizer_cpu_offload ? a.config.states.optimizer_offload_fraction : 0;
+        auto_close(&a);
+    }
+    assert_true(fractions[0] > 0 && fractions[0] < 1);
+    assert_true(fractions[1] == fractions[0]);
 }
 
 // Checks that the options in config.json plan what was chosen.
