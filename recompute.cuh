@@ -297,7 +297,7 @@ static inline struct recompute_entry recompute_read_entry(const char *list, cons
     return entry;
 }
 
-// What each layer keeps from forward to backward. The policy's owner frees it by policy_free; gpt_plan takes it over.
+// The activations that each layer keeps for backward. The owner frees it by policy_free; gpt_plan takes it over.
 struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward

@@ -1,4 +1,4 @@
-// What sets each architecture's config.json apart: a row of a table, which the reader and the writer share.
+// Lists what sets each architecture's config.json apart, a row each. The reader and the writer share the table.
 #pragma once
 #include "config/config.h"           // struct config
 #include "formats/huggingface.h"     // enum architecture

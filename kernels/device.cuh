@@ -1,4 +1,4 @@
-// What differs between targets and precisions: floatX, the type of parameters and activations; the device that ops run
+// Defines what depends on target and precision: floatX, the type of parameters and activations; the device that ops run
 // on; CUDA's launches and error checks. A translation unit is compiled once per precision: with PRECISION_BF16 defined
 // floatX is bf16, else float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA kernels, else OpenMP loops.
 //

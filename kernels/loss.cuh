@@ -12,7 +12,7 @@ struct logit_transform {
 __BEGIN_DECLS
 // losses = ln(sum_{j < V} e^z[j]) - z[target], z: the transformed logits; padded columns V <= j < Vp are not read. A
 // target below 0 is not counted: its row's loss and gradient are 0.
-// With `backward` a logit becomes dloss * dz/dlogit times the derivative by z of loss + z_loss lse^2 (PaLM: Chowdhery
+// If `backward`, a logit becomes dloss * dz/dlogit times the derivative by z of loss + z_loss lse^2 (PaLM: Chowdhery
 // et al. 2022, arXiv 2204.02311, section 5), lse = ln(sum_{j < V} e^z[j]), which is
 //   (1 + 2 z_loss lse) softmax(z) - onehot(target)
 // and padded columns become 0. `losses` leave the z_loss term out. A z_loss of 0 costs nothing, and changes no bit.

@@ -8,7 +8,7 @@ HOST_DEVICE int64_t position_of(const int32_t *starts, int64_t row, int T) {
     return (starts ? starts[r / t] : 0) + (int64_t)(r % t);
 }
 
-// What positions are made from. starts (B): positions of the sequences' first tokens; NULL: 0. document_starts (B, T),
+// Operands of positions. starts (B): positions of the sequences' first tokens; NULL: 0. document_starts (B, T),
 // only where starts is NULL: the t at which a token's document begins, at position 0; NULL: positions aren't reset.
 struct token_positions {
     const int32_t *starts, *document_starts;

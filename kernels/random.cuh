@@ -48,7 +48,7 @@ struct rounding {
 };
 // Rounds x to bf16 stochastically: a uniform `random` in [0, 65535] rounds away from 0 with a probability equal to x's
 // distance from the next bf16 toward 0, in units of bf16's spacing. NaNs and values that bf16 holds stay as they are.
-// What rounds above bf16's largest number becomes infinity.
+// A result above bf16's largest number is infinity.
 HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
     const uint32_t bits = float_bits(x);
     bf16 result;

@@ -2,7 +2,7 @@
 // activations and the loss. These take FLOATX_VECS vectors at a time, and make each step for all of them before the
 // next: one vector's steps are a chain of dependent operations, too long for a core's scheduler.
 //
-// In fp32 the functions give vector_math.cuh's bits; in bf16 errors are below 1e-4, and denormals may count as 0.
+// The functions give vector_math.cuh's bits in fp32. In bf16 errors are below 1e-4, and denormals may count as 0.
 #pragma once
 #include "kernels/device.cuh" // floatX
 

@@ -39,7 +39,7 @@ enum linear {
 #undef ENUM_ROW
         LINEAR_COUNT
 };
-// What makes the gradient of a linear layer's output: attention's backward; the residual stream or the norm after the
+// The maker of the gradient of a linear layer's output: attention's backward; the residual stream or the norm after the
 // branch; the MLP's activation; or another op, which computes neither the gradient's amax nor its column sums.
 enum gradient_by { GRADIENT_BY_ATTENTION, GRADIENT_BY_STREAM, GRADIENT_BY_ACTIVATION, GRADIENT_BY_OTHERS };
 

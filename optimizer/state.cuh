@@ -14,7 +14,7 @@
 #include "zero/units.cuh"            // struct zero, struct shards
 #include <assert.h>                  // static_assert
 
-// What the elements of a state are before the first step.
+// The values of a state's elements before the first step.
 enum state_start {
     STATE_FROM_PARAMETERS, // the exact parameter, before its rounding to floatX
     STATE_COPY,            // a copy of the exact parameter, which then goes its own way

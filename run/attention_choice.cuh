@@ -8,7 +8,7 @@
 
 enum flash_kernels { FLASH_KERNELS_AUTO, FLASH_KERNELS_WGMMA, FLASH_KERNELS_MMA };
 
-// What a model demands of attention, beside a shape.
+// A model's demands of attention, beside a shape.
 struct attention_demands {
     float dropout;         // --attention-dropout
     const char *documents; // the option that separates documents, so that keys are hidden in every layer; NULL: none

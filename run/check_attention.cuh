@@ -20,7 +20,7 @@ struct attention_check {
     bool any_order;                          // backward's bits may differ between calls
 };
 
-// In fp32 the bounds are smaller by this factor: errors are about 2^-19, but 2^-11 if 1xTF32 stands in for 3xTF32.
+// The bounds are smaller by this factor in fp32: errors are about 2^-19, but 2^-11 if 1xTF32 stands in for 3xTF32.
 enum { ATTENTION_CHECK_FINER = sizeof(floatX) == 4 ? 256 : 1 };
 // The bound on a row's error, relative to the row's length. Roundings to bf16 (2^-9) make errors of 2^-8 to 2^-6.
 static const double ATTENTION_CHECK_DISTANCE = 1.0 / 16 / ATTENTION_CHECK_FINER;

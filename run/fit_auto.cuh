@@ -157,9 +157,8 @@ static void fit_set_ranges(struct fit_auto *a) {
         most->percent = 0;
     else if (config_given(c, states.optimizer_cpu_offload)) {
         const int given = (int)(100 * c->states.optimizer_offload_fraction + 0.5);
-        least->percent = given > 1 ? given : 1;
+        least->percent = fit_fraction_is_given(c) && given > 1 ? given : 1;
         most->percent = fit_fraction_is_given(c) ? least->percent : 100;
-        least->percent = fit_fraction_is_given(c) ? least->percent : 1;
     }
     most->gradients = config_may_move_gradients(c);
     if (config_given(c, states.offload_gradients))

@@ -10,7 +10,7 @@ enum {
     MATMUL_ALIGNMENT = 256, // the largest that a key tells apart: the library asks for no more
 };
 
-// What a product's plan depends on, as int64 for comparison by bytes. Alignments are in bytes; gelu: enum matmul_gelu.
+// The members of a plan's key, each an int64 for comparison by bytes. Alignments are in bytes; gelu: enum matmul_gelu.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
