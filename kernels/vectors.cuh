@@ -92,6 +92,21 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
     return sum;
 }
 
+// Loads LANES signed bytes, each to a word; p need not be aligned. By itself gcc 12 widens byte by byte.
+static inline vec_words vec_load_signed_bytes(const void *p) {
+#if defined(__AVX512F__)
+    return (vec_words)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vec_words)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    typedef int32_t words __attribute__((vector_size(4 * LANES)));
+    bytes x;
+    memcpy(&x, p, sizeof x);
+    return (vec_words) __builtin_convertvector(x, words);
+#endif
+}
+
 // Lanes of a (0 to LANES - 1) and of b (from LANES on) in the order of the constants that follow.
 #if defined(__clang__) || __GNUC__ >= 12
 #define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

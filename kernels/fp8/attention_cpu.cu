@@ -58,15 +58,19 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns x rounded as by fp8_encode, but as a value, not a code, and with no negative zero. Adding 1.5 2^23 times the
-// unit in the last place of the value, or of the format's subnormals, rounds it to that unit, ties to even.
+// Returns x, whose magnitude is at most the format's largest, rounded as by fp8_encode, but as a value, not a code, and
+// with no negative zero. x + 1.5 2^23 u rounds x to a multiple of u, ties to even: u is the unit in the last place of
+// the value, or of the format's subnormals. The products by powers of two are exact.
+ALWAYS_INLINE vec vec_fp8_round_small(vec x, const enum fp8_format format) {
+    const vec_words power = (vec_words)x & 0x7f800000u; // x's power of two; NaN's is infinity
+    const vec units = vec_max((vec)power, vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f));
+    const float magic = format == FP8_E4M3 ? 0x1.8p20f : 0x1.8p21f;
+    return vec_fma(vec_fma(x, units, vec_set(magic)), units, vec_set(-magic));
+}
+// Returns any x, limited to the format's largest magnitude, rounded as by vec_fp8_round_small. A NaN stays.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
-    const struct fp8_precision f = fp8_precision_of(format);
-    const float largest = fp8_largest(format), subnormal = format == FP8_E4M3 ? 0x1.8p14f : 0x1.8p7f;
-    const vec limited = vec_max(vec_set(-largest), vec_min(vec_set(largest), x)); // a NaN stays
-    const vec_words unit = (((vec_words)limited & 0x7f800000u) | 0x400000u) + ((uint32_t)(23 - f.mantissa) << 23);
-    const vec magic = vec_max((vec)unit, vec_set(subnormal));
-    return (limited + magic) - magic;
+    const float largest = fp8_largest(format);
+    return vec_fp8_round_small(vec_max(vec_set(-largest), vec_min(vec_set(largest), x)), format);
 }
 static inline vec vec_fp8_round_to(vec x, enum fp8_format format) {
     switch (format) {
@@ -92,16 +96,15 @@ static void merge_lanes(uint32_t *amax, vec_words lanes) {
 
 // ---- codes, decoded and packed ----
 
-// Returns the values of LANES codes, as fp8_decode does. A code's exponent and mantissa, moved to where a float has
-// them, make a float that is too small by a power of two, so that one multiplication corrects it, for subnormals too.
+// Returns the values of LANES codes, as fp8_decode does. A code's bits, moved to where a float has them, make a float
+// that is too small by a power of two. One multiplication corrects it, for subnormals too.
 ALWAYS_INLINE vec vec_fp8_decode(const fp8 *codes, const enum fp8_format format) {
-    const vec_words code = __builtin_convertvector(*(const vec_bytes_anywhere *)codes, vec_words);
-    const vec_words magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
     const bool e4m3 = format == FP8_E4M3;
-    const vec size = (vec)(magnitude << (e4m3 ? 20 : 21)) * vec_set(e4m3 ? 0x1p120f : 0x1p112f);
-    const vec_words infinite = 0x7f800000u | magnitude << 21, // of E5M2's 7c; the codes above are NaN
-        finite = (vec_words)(magnitude < (e4m3 ? 0x7fu : 0x7cu));
-    return (vec)(sign | vec_choose(finite, (vec_words)size, infinite));
+    const vec_words words = vec_load_signed_bytes(codes);
+    const vec_words moved = e4m3 ? words << 20 & 0x87f00000u : words << 21 & 0x8fe00000u;
+    const vec size = (vec)moved * vec_set(e4m3 ? 0x1p120f : 0x1p112f);
+    const vec_words infinite = (vec_words)((moved & 0x7fffffffu) >= (e4m3 ? 0x07f00000u : 0x0f800000u));
+    return (vec)((vec_words)size | (infinite & 0x7f800000u));
 }
 // rows (count, D) = the values of codes (count, D) in rows `stride` apart; D is a multiple of 16.
 static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, int64_t stride, int count, int D) {
@@ -111,6 +114,12 @@ static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, 
             case FP8_E4M3: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E4M3)); break;
             case FP8_E5M2: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E5M2)); break;
             }
+}
+// Prefetches rows of codes to the L2 cache, as flash_prefetch does.
+static inline void prefetch_codes(const fp8 *codes, int64_t stride, int count, int D) {
+    for (int r = 0; r < count; r++)
+        for (int d = 0; d < D; d += 64)
+            __builtin_prefetch(codes + r * stride + d, 0, 2);
 }
 // Returns the first code of a head of token (b, t) in packed qkv8; head counts a token's query, key and value heads.
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
@@ -127,9 +136,13 @@ ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp
     const struct flash *f = &c->f;
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), count = flash_rows(f, panel);
     void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
-    decode_rows(rows, FP8_E4M3, codes_of_head(c, b, panel * BLOCK, f->H + head), f->qkv_stride, count, f->D);
+    const fp8 *k8 = codes_of_head(c, b, panel * BLOCK, f->H + head), *v8 = k8 + (int64_t)f->Hkv * f->D;
+    prefetch_codes(v8, f->qkv_stride, count, f->D);
+    if (panel + 1 < f->panels)
+        prefetch_codes(k8 + BLOCK * f->qkv_stride, f->qkv_stride, flash_rows(f, panel + 1), f->D);
+    decode_rows(rows, FP8_E4M3, k8, f->qkv_stride, count, f->D);
     pack_left(layout, k, backward ? flash_panel(f, f->kt, place, panel) : NULL, rows, f->D, count, f->D);
-    decode_rows(rows, FP8_E4M3, codes_of_head(c, b, panel * BLOCK, f->H + f->Hkv + head), f->qkv_stride, count, f->D);
+    decode_rows(rows, FP8_E4M3, v8, f->qkv_stride, count, f->D);
     pack_left(layout, backward ? v : NULL, backward ? NULL : v, rows, f->D, count, f->D);
 }
 static void pack_panel(const struct fp8_flash *c, int64_t kv_head, int panel, int64_t place, bool backward) {
@@ -167,11 +180,10 @@ static void raise_max(struct fp8_strip *strip, const float *scores, int panels, 
         vec_store(strip->sum + q, vec_load(strip->sum + q) * shrink[0]);
     }
 }
-// scores (panels blocks) = 2^(score_log2 scores - m). Adds columns up in sums, then multiplies by factors, unless NULL.
-static void exponentials(float *scores, float *sums, const float *max, const float *factors, int panels,
-                         float score_log2) {
+// scores (panels blocks) = 2^(score_log2 scores - m). Adds columns up in sums (32), unless NULL.
+static void exponentials(float *scores, float *sums, const float *max, int panels, float score_log2) {
     for (int q = 0; q < BLOCK; q += LANES) {
-        const vec m = vec_load(max + q), factor = factors ? vec_load(factors + q) : vec_set(1);
+        const vec m = vec_load(max + q);
         vec sum[EXP2_VECS] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
         for (int key = 0; key < panels * BLOCK; key += EXP2_VECS) {
             vec x[EXP2_VECS];
@@ -182,7 +194,7 @@ static void exponentials(float *scores, float *sums, const float *max, const flo
 #pragma GCC unroll 4
             for (int i = 0; i < EXP2_VECS; i++) {
                 sum[i] += x[i];
-                vec_store(scores + (key + i) * BLOCK + q, x[i] * factor);
+                vec_store(scores + (key + i) * BLOCK + q, x[i]);
             }
         }
         if (sums)
@@ -196,8 +208,8 @@ ALWAYS_INLINE void round_probabilities(const enum block_layout layout, void *p, 
         const vec factor = vec_load(factors + q);
         for (int key = 0; key < panels * BLOCK; key += 2) {
             const float *at = x + key * BLOCK + q;
-            const vec even = vec_fp8_round(vec_load(at) * factor, FP8_E4M3),
-                      odd = vec_fp8_round(vec_load(at + BLOCK) * factor, FP8_E4M3);
+            const vec even = vec_fp8_round_small(vec_load(at) * factor, FP8_E4M3),
+                      odd = vec_fp8_round_small(vec_load(at + BLOCK) * factor, FP8_E4M3);
             if (layout == LAYOUT_BF16)
                 vec_store_bf16((word *)block_at(LAYOUT_BF16, p, key / BLOCK) + q / 16 * 256 + key % BLOCK / 2 * 16 +
                                    q % 16,
@@ -260,14 +272,14 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
     for (int panel = 0; panel < first_kept; panel++) {
         block_product(f->unit, early, flash_panel(f, f->k, place, panel), 1, qt, 1, steps, false);
         raise_max(&state, early, 1, c->score_log2);
-        exponentials(early, state.sum, state.max, NULL, 1, c->score_log2);
+        exponentials(early, state.sum, state.max, 1, c->score_log2);
     }
     for (int panel = first_kept; panel < panels; panel++)
         block_product(f->unit, kept + (panel - first_kept) * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel), 1, qt,
                       1, steps, false);
     flash_mask_diagonal(kept + (strip - first_kept) * BLOCK_ELEMENTS);
     raise_max(&state, kept, panels - first_kept, c->score_log2);
-    exponentials(kept, state.sum, state.max, NULL, panels - first_kept, c->score_log2);
+    exponentials(kept, state.sum, state.max, panels - first_kept, c->score_log2);
     for (int q = 0; q < BLOCK; q++)
         factors[q] = FP8_ATTENTION_P_SCALE / state.sum[q];
 
@@ -279,7 +291,7 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
             block_product(f->unit, early + i * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + i), 1, qt, 1, steps,
                           false);
         if (panel < first_kept)
-            exponentials(early, NULL, state.max, NULL, n, c->score_log2);
+            exponentials(early, NULL, state.max, n, c->score_log2);
         round_probabilities(layout, p, x, factors, n);
         for (int d = 0; d < steps; d++)
             block_product(f->unit, sums + d * BLOCK_ELEMENTS, block_at(layout, flash_panel(f, f->v, place, panel), d),
@@ -293,6 +305,8 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
 static void forward_tile(const struct fp8_flash *c, int64_t head, int tile, int64_t place) {
     const struct flash *f = &c->f;
     const int b = (int)(head / f->H), h = (int)(head % f->H), first = tile * f->strips;
+    prefetch_codes(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, flash_queries_count(f, first, f->strips),
+                   f->D);
     for (int strip = first; strip < first + f->strips && strip < f->panels; strip++)
         if (blocks_layout(f->unit) == LAYOUT_BF16)
             forward_strip(LAYOUT_BF16, c, b, h, strip, place);
@@ -356,7 +370,11 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_que
                                 const struct fp8_flash *c, int b, int h, int first, int strips) {
     floatX q_rows[BLOCK * MAX_HEAD_DIM], dout_rows[BLOCK * MAX_HEAD_DIM], out_rows[BLOCK * MAX_HEAD_DIM];
     const struct flash *f = &c->f;
-    const int64_t stride = (int64_t)f->H * f->D;
+    const int64_t stride = (int64_t)f->H * f->D, first_row = out_index(c, b, first * BLOCK, h);
+    const int all = flash_queries_count(f, first, strips);
+    prefetch_codes(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, all, f->D);
+    prefetch_codes(c->dout8 + first_row, stride, all, f->D);
+    prefetch_codes(c->out8 + first_row, stride, all, f->D);
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = out_index(c, b, t, h);
@@ -404,7 +422,7 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
                 ds[i] = x[i] * (vec_load(dp + at + i * BLOCK) * by.dp - shift);
                 largest = vec_larger_bits(largest, (vec_words)ds[i] & 0x7fffffffu);
                 ds[i] = vec_fp8_round(ds[i] * by.ds, format);
-                x[i] = vec_fp8_round(x[i], FP8_E4M3);
+                x[i] = vec_fp8_round_small(x[i], FP8_E4M3); // 256 at most, but for roundings
             }
             flash_store_gradients(layout, p, ds_left, ds_right, x, ds, key, c);
         }
