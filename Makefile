@@ -178,7 +178,7 @@ $(B)/ptxas_bf16.log: $(call ops_objects,cuda_bf16)
 $(PTXAS_LOGS):
 	cat $(^:.o=.ptxas) >$@
 # The ops that use tiles or dot products, with these emulated. A program links their archive before the other ops'.
-EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu matmul/matmul
+EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu fp8/attention_cpu matmul/matmul
 $(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
@@ -278,7 +278,7 @@ UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
 BENCHES := $(patsubst test/%.c,%,$(wildcard test/bench_*.c))
 FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
-AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
+AMX_OPS := $(filter op_matmul op_attention op_fp8_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
 DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # Ops tested on the emulator: all that have CUDA kernels. op_random and op_vector_math test code that both targets
 # share; op_fit times the cpu target's throttled copies; op_zero holds the schedule to the plan by the cpu target's work
