@@ -20,6 +20,8 @@ import sys
 STEP_OVER_MATMULS = {"amx": 1.5, "vectors": 1.2}
 FULL_OVER_NONE = {"amx": 1.3, "vectors": 1.2}
 MASKED_OVER_VISIBLE = {"amx": 1.5, "vectors": 1.3}
+# FP8 attention, which decodes codes and rounds P and dS beside the same products. AMX makes the products fast.
+FP8_OVER_FLASH = {"amx": 0.6, "vectors": 0.8}
 
 
 def read_rounds(folder, precision):
@@ -75,6 +77,17 @@ def masked_ratios(folder, precision):
     return [(mask, float(ratio)) for mask, ratio in rows]
 
 
+def fp8_ratio(folder):
+    """Returns the least ratio of FP8 attention's speed to flash attention's in bf16; None without bench_attention's
+    figures."""
+    try:
+        with open(os.path.join(folder, "attention-bf16.txt"), encoding="utf-8") as file:
+            ratios = re.findall(r"^fp8 .* both ([0-9.]+)$", file.read(), re.M)
+    except FileNotFoundError:
+        return None
+    return min(map(float, ratios)) if ratios else None
+
+
 def report(folder):
     """Returns every row that the folder has figures for."""
     rounds = {precision: read_rounds(folder, precision) for precision in ("fp32", "bf16")}
@@ -86,6 +99,8 @@ def report(folder):
         share = decode_ratio(folder, precision)
         rows += [(f"{precision}: attention, {mask} / visible area", ratio, MASKED_OVER_VISIBLE[kind_of(some)] if some else 1.3, True)
                  for mask, ratio in masked_ratios(folder, precision)]
+        ratio = fp8_ratio(folder) if precision == "bf16" and some else None
+        rows += [(f"{precision}: FP8 attention's speed / flash's", ratio, FP8_OVER_FLASH[kind_of(some)], False)] if ratio is not None else []
         rows += [(f"{precision}: decoding / triad bandwidth", share, 0.80, False)] if share is not None else []
     return rows
 

@@ -1,11 +1,13 @@
 // Measures the speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name
-// contains it. The name "masked" stands for the masks.
+// contains it. The name "masked" stands for the masks, the name "fp8" for FP8 attention beside flash attention in bf16.
 //
 // Figures are medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension.
 // The peak is the rate of the unit that multiplies the blocks, with operands in registers. It is measured in turn with
 // each run, since other work on the machine and its clock change both.
 #include "attention.cuh"               // under test
 #include "kernels/blocks.cuh"          // block_product
+#include "kernels/fp8/attention.cuh"   // under test
+#include "kernels/fp8/cast.cuh"        // fp8_cast_with_amax
 #include "kernels/attention/spans.cuh" // attention_spans
 #include "kernels/random.cuh"          // random_normal
 #include <omp.h>                       // omp_get_wtime, omp_get_max_threads
@@ -247,6 +249,74 @@ static void bench_masks(struct device *dev) {
     free(tables);
 }
 
+#ifdef PRECISION_BF16
+// ---- FP8 attention, forward and backward without its casts, in turn with flash attention ----
+
+enum { FP8_RUNS = 21 };
+static void bench_fp8_shape(struct attention_shape s, struct device *dev) {
+    const struct buffers b = buffers_of(ATTENTION_FLASH, s, dev);
+    const int64_t rows = (int64_t)s.B * s.T, columns = (int64_t)s.num_heads * s.head_dim;
+    const int64_t qkv_columns = columns + 2 * (int64_t)s.num_query_groups * s.head_dim;
+    struct fp8_scale scales[FP8_ATTENTION_TENSORS + 1];
+    struct fp8_attention a;
+    const struct fp8_attention_demands demands = {true, true, false, FP8_E5M2};
+    double forward[2][FP8_RUNS], backward[2][FP8_RUNS], ratios[3][FP8_RUNS]; // [0]: flash, [1]: FP8
+    memset(&a, 0, sizeof a);
+    memset(scales, 0, sizeof scales);
+    a.shape = s;
+    a.gradients = demands.gradients;
+    a.full = a.outputs_in_fp8 = true;
+    for (int i = 0; i < FP8_ATTENTION_TENSORS; i++)
+        a.scales[i] = &scales[i];
+    a.out = &scales[FP8_ATTENTION_TENSORS];
+    fp8 *qkv8 = (fp8 *)fresh((size_t)(rows * qkv_columns)), *dout8 = (fp8 *)fresh((size_t)(rows * columns));
+    fp8 *out8 = (fp8 *)fresh((size_t)(rows * columns));
+    float *lse = (float *)fresh((size_t)rows * (size_t)s.num_heads * sizeof *lse);
+    void *forward_workspace = fresh(fp8_attention_forward_workspace_bytes(s, demands, dev));
+    void *backward_workspace = fresh(fp8_attention_backward_workspace_bytes(s, demands, dev));
+    fp8_attention_cast(qkv8, b.qkv, a, true, dev);
+    fp8_cast_with_amax(dout8, a.scales[FP8_ATTENTION_DOUT], a.gradients, b.dout, rows, columns, dev);
+    for (int run = -1; run < FP8_RUNS; run++) { // the first run finds the scales that a step would know
+        const int at = run < 0 ? 0 : run;
+        const struct times flash = run_once(b, ATTENTION_FLASH, s, dev);
+        const double start = omp_get_wtime();
+        fp8_attention_forward(out8, NULL, lse, qkv8, a, true, forward_workspace, dev);
+        const double middle = omp_get_wtime();
+        fp8_attention_backward(b.dqkv, dout8, qkv8, out8, lse, a, NULL, backward_workspace, dev);
+        forward[0][at] = flash.forward;
+        backward[0][at] = flash.backward;
+        forward[1][at] = middle - start;
+        backward[1][at] = omp_get_wtime() - middle;
+        ratios[0][at] = forward[0][at] / forward[1][at];
+        ratios[1][at] = backward[0][at] / backward[1][at];
+        ratios[2][at] = (forward[0][at] + backward[0][at]) / (forward[1][at] + backward[1][at]);
+        for (int i = 0; run < 0 && i <= FP8_ATTENTION_TENSORS; i++)
+            scales[i].delayed = scales[i].scale;
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%d %d %d/%d %d", s.B, s.T, s.num_heads, s.num_query_groups, s.head_dim);
+    printf("fp8         %-20s %9.2f %9.2f %9.2f   fwd %.3f bwd %.3f both %.3f\n", name,
+           median(forward[1], FP8_RUNS) * 1e3, median(backward[1], FP8_RUNS) * 1e3,
+           (median(forward[0], FP8_RUNS) + median(backward[0], FP8_RUNS)) * 1e3, median(ratios[0], FP8_RUNS),
+           median(ratios[1], FP8_RUNS), median(ratios[2], FP8_RUNS));
+    void *all[] = {qkv8, dout8, out8, lse, forward_workspace, backward_workspace};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+    buffers_free(b);
+}
+static void bench_fp8(struct device *dev) {
+    static const struct attention_shape shapes[] = {
+        {8, 256, 8, 8, 32, 0.1767767f, false},
+        {4, 256, 8, 8, 64, 0.125f, false},
+        {2, 1024, 12, 12, 64, 0.125f, false},
+        {1, 1024, 16, 4, 128, 0.0883883f, false},
+    };
+    printf("%-11s %-20s %9s %9s %9s %30s\n", "", "B T H/Hkv D", "fwd ms", "bwd ms", "flash ms", "speed / flash's");
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        bench_fp8_shape(shapes[i], dev);
+}
+#endif
+
 int main(int count, char **arguments) {
     struct device dev = {omp_get_max_threads(), NULL};
     printf("%s, %s, %d threads; medians, GFLOP counted causal\n", blocks_describe(), FLOATX_NAME, dev.threads);
@@ -272,5 +342,9 @@ int main(int count, char **arguments) {
     }
     if (count < 2 || strstr("masked", arguments[1]))
         bench_masks(&dev);
+#ifdef PRECISION_BF16
+    if (count < 2 || strstr("fp8", arguments[1]))
+        bench_fp8(&dev);
+#endif
     return 0;
 }
