@@ -562,6 +562,11 @@ static inline const char *config_option_against_training(const struct config *c)
            : c->evaluation.chat        ? "chat"
                                        : "generate";
 }
+// Returns the option that keeps attention within documents. One must; --separate-documents implies the other.
+static inline const char *config_documents_option(const struct config *c) {
+    const bool implied = c->data.separate_documents && !config_given(c, data.reset_attention_mask);
+    return implied ? "--separate-documents" : "--reset-attention-mask";
+}
 // Whether the run scores tasks (--eval-tasks, also while it trains) or texts (--perplexity), token by token.
 static inline bool config_scores(const struct config *c) {
     return *c->evaluation.eval_tasks || *c->evaluation.perplexity;

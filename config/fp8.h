@@ -112,7 +112,7 @@ static inline void config_resolve_fp8_attention(struct config *c) {
     } lacks[] = {
         {c->model.attention_dropout > 0, "--attention-dropout", "set it to 0"},
         {config_window(c) > 0, "--window-size", "set it to none"},
-        {c->data.reset_attention_mask, "--reset-attention-mask", "leave it out"},
+        {c->data.reset_attention_mask, config_documents_option(c), "leave it out"},
         {c->model.attn_logit_softcapping > 0, "--attn-logit-softcapping", "set it to 0"},
         {c->attention.attention_backend == BACKEND_UNFUSED, "--attention-backend unfused", "take auto"},
     };

@@ -144,7 +144,7 @@ static struct attention_choice choose_attention(struct run *r) {
     char not_fused[96];
     memset(&demands, 0, sizeof demands);
     demands.dropout = c->model.attention_dropout;
-    demands.documents = c->data.reset_attention_mask ? "--reset-attention-mask"
+    demands.documents = c->data.reset_attention_mask ? config_documents_option(c)
                         : *c->evaluation.eval_tasks  ? "--eval-tasks"
                         : *c->evaluation.perplexity  ? "--perplexity"
                                                      : NULL;

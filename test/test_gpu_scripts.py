@@ -56,6 +56,12 @@ class Roofline(unittest.TestCase):
         for shape in roofline.SHAPES:
             self.assertAlmostEqual(shape.parameters / published[shape.name], 1, places=4, msg=shape.name)
 
+    def test_flash_in_fp32_takes_at_most_half_of_unfused(self):
+        """By the rates of an A100 and of an H100 on the page: forward and backward, T 4096, head dim 128."""
+        for name, *rates in roofline.FP32_GPUS[:2]:
+            flash_forward, flash_backward, forward, backward = roofline.attention_fp32(*rates)
+            self.assertLessEqual(flash_forward + flash_backward, 0.5 * (forward + backward), name)
+
     def test_hopper_ceilings_are_what_the_script_writes(self):
         result = script("hopper_ceiling.py", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)

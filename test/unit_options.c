@@ -775,6 +775,8 @@ static void attention_in_fp8_is_asked_for_and_names_what_it_does_not_have(void *
         {"--attention-dropout 0.1", "--attention-dropout: set it to 0"},
         {"--window-size 16", "--window-size: set it to none"},
         {"--reset-attention-mask", "--reset-attention-mask: leave it out"},
+        {"--separate-documents", "--separate-documents: leave it out"},
+        {"--separate-documents --reset-attention-mask", "--reset-attention-mask: leave it out"},
         {"--attn-logit-softcapping 30", "--attn-logit-softcapping: set it to 0"},
         {"--attention-backend unfused", "--attention-backend unfused: take auto"},
     };
