@@ -156,9 +156,9 @@ class CudaEngine(unittest.TestCase):
         with open(out + "/log.jsonl") as f:
             return [json.loads(line) for line in f]
 
-    def difference(self, ours, theirs):
+    def difference(self, ours, theirs, steps=STEPS):
         """The largest relative difference of two runs' losses."""
-        self.assertEqual(len(ours), STEPS)
+        self.assertEqual((len(ours), len(theirs)), (steps, steps))
         largest = 0
         for one, other in zip(ours, theirs):
             for key in ["loss", "val_loss"]:
@@ -209,6 +209,19 @@ class CudaEngine(unittest.TestCase):
     @long_test("op_attention holds the backend, the other curves the engine")
     def test_unfused(self):
         self.same_curve(LLAMA + ["--attention-backend", "unfused"], "bf16")
+
+    @long_test("op_attention holds a call's errors")
+    def test_flash_in_fp32_has_the_losses_of_unfused(self):
+        """By three TF32 products each, on every kind of GPU. 50 steps let their errors grow."""
+        for capability in ("8.0", "9.0"):
+            with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": capability}):
+                options = [*GPT2, "--device", "cuda", "--precision", "fp32", "--train-steps", 50, "--lr-decay-steps", 50,
+                           "--attention-backend"]
+                flash = self.train(*options, "flash")
+                self.assertRegex(self.output, "(?m)^attention +flash, mma.sync 3xTF32")
+                unfused = self.train(*options, "unfused")
+            self.assertLess(flash[-1]["loss"], 0.8 * flash[0]["loss"])
+            self.assertLessEqual(self.difference(flash, unfused, 50), 1e-5, capability)
 
     def test_hopper(self):
         """Attention's backend of compute capability 9.0, in training: RoPE undone by its backward."""
