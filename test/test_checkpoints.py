@@ -395,11 +395,12 @@ class Fp8(Case):
     @unittest.skipUnless(MPIRUN, "no mpirun")
     @skip_under_address_sanitizer(PROGRAM)
     def test_memory_is_flat(self):
-        """Delayed scales with all activations recomputed, the case of TransformerEngine's issue 1935. The cpu target's
+        """Delayed scales, FP8 attention, all activations recomputed: the case of TransformerEngine's issue 1935. The cpu target's
         peak is of the resident set, in which 120 KiB of libraries may come late; 58 steps that left a weight in FP8
         behind would add 1 MiB."""
         self.launch("flat", 2, "--train-steps", 60, "--val-every", 0, "--recompute-granularity", "full", "--zero-stage", 3,
-                    "--checkpoint-every", 0, "--hidden-size", 128, *DELAYED)
+                    "--checkpoint-every", 0, "--hidden-size", 128, "--attention-dropout", 0,
+                    "--fp8-dot-product-attention", "full", *DELAYED)
         with open(self.path + "/flat/log.jsonl") as f:
             peaks = [json.loads(line)["peak_bytes"] for line in f]
         self.assertEqual(len(peaks), 60)

@@ -769,6 +769,7 @@ class CudaEngine(Case):
                                    program=CUDA_PROGRAM, limit=5 * LIMIT)
             for line in (r"FP8 +hybrid, delayed", r"attention +fused, cuDNN \S+ bf16", r"recomputation +full, uniform", r"ranks +2, ZeRO stage 3"):
                 self.assertRegex(said, "(?m)^" + line)
+            self.assertEqual("; FP8 forward and backward by cuDNN" in said, attention == "full")
             with open(self.path + "/plan.json", encoding="utf-8") as f:
                 planned = json.load(f)["peak_bytes"]
             bytes_of_steps = [entry["peak_bytes"] for entry in self.log("flat")]
