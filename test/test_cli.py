@@ -198,6 +198,13 @@ class Options(Case):
         self.assertRegex(run("--plan", *shape[1:], *forward).stdout, r"(?m)^computed by +flash attention, FP8 forward; recomputation ")
         for peak in peaks[1:]:
             self.assertLess(abs(peaks[0] - peak - 32 * 8192 * (4096 + 2 * 1024 + 4096)), 1 << 16)
+        scratch = [round(float(re.search(r"^  workspace .* ([0-9.]+) MiB$", plan, re.M).group(1))) for plan in plans]
+        activations = [int(re.search(r"^  activations  .* ([0-9,]+)  ", plan, re.M).group(1).replace(",", "")) for plan in plans]
+        with open(os.path.join(ROOT, "docs/fp8.md"), encoding="utf-8") as page:
+            said = re.search(r"llama3-8b keeps ([0-9.]+) GB less \(([0-9.]+) % of its activations\), but takes (\d+) MiB of scratch in place of "
+                             r"(\d+)", page.read()).groups()
+        less = activations[0] - activations[2]
+        self.assertEqual(said, (f"{less / 1e9:.2f}", f"{100 * less / activations[0]:.1f}", str(scratch[2]), str(scratch[0])))
 
     def test_fp8_chooses_bf16_and_the_report_says_what_it_is_of(self):
         plain, fp8 = (run("--plan=full", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))

@@ -26,6 +26,7 @@ ROWS = [
     (0.3, ["--optimizer-cpu-offload"]), (0.2, ["--offload-gradients"]), (0.2, ["--offload-weights"]),
     (0.2, ["--cpu-offloading-num-layers=1"]), (0.2, ["--optimizer=muon"]), (0.2, ["--ema-decay=0.99"]), (0.2, ["--exp-avg-dtype=8bit"]),
     (0.2, ["--fp8-format=hybrid"]), (0.1, ["--fp8-format=hybrid", "--fp8-recipe=delayed"]), (0.1, ["--fp8-format=e4m3", "--fp8-recipe=blockwise"]),
+    (0.1, ["--fp8-format=hybrid", "--fp8-recipe=delayed", "--fp8-dot-product-attention=forward"]),
     (0.1, ["--main-grads-dtype=bf16"]), (0.1, ["--main-params-dtype=bf16"]), (0.05, ["--generate=a"]), (0.05, ["--chat"]), (0.1, ["--collectives=sockets"]),
     (0.2, ["--mlp-chunk-tokens=100", "--recompute-granularity=full"]), (0.2, ["--attention-backend=flash"]),
     (0.1, ["--attention-backend=unfused"]), (0.1, ["--attention-backend=fused"]), (0.2, ["--lora-rank=8"]), (0.15, ["--sample-every=10"]),
