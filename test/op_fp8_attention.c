@@ -448,6 +448,7 @@ static void errors_are_those_of_the_formats(void **state) {
         {"e4m3, outputs bf16", false, true, false, FP8_E4M3, {.046, .062, .062, .048}},
         {"forward only", true, false, false, FP8_E5M2, {.053, .050, .050, .032}},
         {"hybrid, outputs FP8, sink", true, true, true, FP8_E5M2, {.044, .33, .34, .080}},
+        {"forward only, sink", true, false, true, FP8_E5M2, {.043, .33, .34, .010}},
     };
     needs_fp8_attention(s, true);
     if (SLOW)

@@ -339,7 +339,8 @@ class Fp8(Case):
         self.check("delayed", *DELAYED)
 
     def test_delayed_in_some_layers_of_a_llama(self):
-        self.check("llama", *DELAYED, "--num-layers", 4, "--first-last-layers-bf16", "--fp8-margin", 1, model="llama")
+        self.check("llama", *DELAYED, "--num-layers", 4, "--first-last-layers-bf16", "--fp8-margin", 1, "--attention-dropout", 0,
+                   "--fp8-dot-product-attention", "forward", model="llama")
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_delayed_on_two_ranks(self):
