@@ -9,7 +9,7 @@
 #include "kernels/attention/flash.cuh"     // flash_forward_workspace_bytes
 #include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
 #include "kernels/fp8/attention_rules.cuh" // fp8_attention_refuses, and the prototypes of what is defined here
-#include "kernels/fp8/tiles.cuh"           // vec_choose, vec_above
+#include "kernels/fp8/tiles.cuh"           // vec_choose, vec_fp8_encode
 #include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
 #include <math.h>                          // logf
 #include <omp.h>                           // omp_get_thread_num
@@ -58,9 +58,8 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns x, whose magnitude is at most the format's largest, rounded as by fp8_encode, but as a value, not a code, and
-// with no negative zero. x + 1.5 2^23 u rounds x to a multiple of u, ties to even: u is the unit in the last place of
-// the value, or of the format's subnormals. The products by powers of two are exact.
+// Returns x, at most the format's largest in size, rounded as by fp8_encode, but as a value, and with no negative zero.
+// x + 1.5 2^23 u rounds x to a multiple of u, ties to even: u is the unit of the value's last place, or of subnormals.
 ALWAYS_INLINE vec vec_fp8_round_small(vec x, const enum fp8_format format) {
     const vec_words power = (vec_words)x & 0x7f800000u; // x's power of two; NaN's is infinity
     const vec units = vec_max((vec)power, vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f));

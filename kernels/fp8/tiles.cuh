@@ -353,21 +353,20 @@ typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1)
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
-// Returns the codes of fp8_encode, one in each word's lowest byte; the other bytes are 0.
+// Returns the codes of fp8_encode, one in each word's lowest byte; the other bytes are 0. Rounding adds the magnitude to
+// 2^23 units, of its last place or of subnormals, whose float then counts them in its lowest bits.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_precision f = fp8_precision_of(format);
-    const vec unit = vec_set(format == FP8_E4M3 ? 0x1p14f : 0x1p7f),
-              least = vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f);
     const int drop = 23 - f.mantissa;
     const vec_words sign = (vec_words)x >> 24 & 0x80u;
     const vec magnitude = (vec)((vec_words)x & 0x7fffffffu),
               absolute = vec_min(magnitude, vec_set(fp8_largest(format)));
-    const vec_words bits = (vec_words)absolute;
-    const vec_words subnormal = (vec_words)(absolute + unit) - (vec_words)unit;
-    const vec_words rounded = bits + ((1u << (drop - 1)) - 1) + (bits >> drop & 1u);
-    const vec_words normal = (rounded >> drop) - ((uint32_t)(127 + f.least - 1) << f.mantissa);
-    const vec_words code = sign | vec_choose(vec_above(least, absolute), subnormal, normal);
-    return vec_choose((vec_words)(magnitude == magnitude), code, vec_words_set(0x7f));
+    const vec_words power =
+        (vec_words)vec_max((vec)((vec_words)absolute & 0x7f800000u), vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f));
+    const vec_words sum = (vec_words)vec_fma(absolute, (vec)power, vec_set(format == FP8_E4M3 ? 0x1p20f : 0x1p21f));
+    const vec_words code =
+        sum - power + (power >> drop) - (((uint32_t)drop << 23) + ((uint32_t)(127 + f.least) << f.mantissa));
+    return vec_choose((vec_words)(magnitude == magnitude), sign | code, vec_words_set(0x7f));
 }
 
 // Encodes a tile (FP8_TILE, FP8_TILE). sums = column sums before the cast; `counting`: counts += saturated and flushed.
