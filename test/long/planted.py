@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Plants faults in attention, one at a time, and checks that the test which is to find a fault fails.
 
-  planted.py BUILD_FOLDER     where the programs and objects of PROGRAMS are built
-
-A fault replaces one text of one file, which is compiled again and linked into one program. FP8 attention's faults are planted
-in the cpu target's, fp32 flash attention's in the emulated GPU's.
+It needs the programs that FAULTS names, in the folder $B (build). A fault replaces one text of one file, which is compiled
+again and linked into one program. FP8 attention's faults are planted in the cpu target's, fp32 flash attention's in the
+emulated GPU's.
 """
 import os
 import re
@@ -69,9 +68,7 @@ def fails(program, test):
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit(__doc__.strip())
-    build, failed = sys.argv[1], 0
+    build, failed = os.environ.get("B", "build"), 0
     for program, test in sorted({fault[-2:] for fault in FAULTS}):
         if fails(f"{build}/{program}", test):
             sys.exit(f"{build}/{program}: {test} fails without a fault")
