@@ -80,14 +80,21 @@ static const struct gpu_peak gpu_peaks[] = {
     // 360 PFLOP/s for 72, with 288 GB each, taken to be shown as a B300's. The hosts of a B300 have PCIe 5.
     {"B300", "288GB SXM6 AC", 275040, 8000, 2250, 75, 4500, PCIE_5, 103},
     {"GB300", "288GB", 275040, 8000, 2500, 80, 5000, NVLINK_C2C, 103},
-    // "NVIDIA RTX Blackwell GPU architecture" whitepaper, RTX 5090 and RTX 5080; other rows by clocks
+    // "NVIDIA RTX Blackwell GPU architecture" whitepaper, RTX 5090, RTX 5080 and RTX 5070; other rows by clocks, of
+    // RTX 5060 and RTX 5050 from NVIDIA's page that compares GeForce cards
+    {"GeForce RTX 5050$", "8GB", 8151, 320, 26.3, 13.2, 52.6, PCIE_5_8_LANES, 120},
+    {"GeForce RTX 5060$", "8GB", 8151, 448, 38.4, 19.2, 76.8, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5060 Ti$", "8GB", 8151, 448, 47.4, 23.7, 95, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5060 Ti$", "16GB", 16311, 448, 47.4, 23.7, 95, PCIE_5_8_LANES, 120},
+    {"GeForce RTX 5070$", "12GB", 12227, 672, 61.7, 30.9, 123.5, PCIE_5, 120},
     {"GeForce RTX 5070 Ti$", "16GB", 16303, 896, 87.9, 43.9, 176, PCIE_5, 120},
     {"GeForce RTX 5080$", "16GB", 16303, 960, 112.6, 56.3, 225, PCIE_5, 120},
     {"GeForce RTX 5090$", "32GB", 32607, 1792, 209.5, 104.8, 419, PCIE_5, 120},
-    // "NVIDIA RTX Blackwell PRO GPU architecture" whitepaper; the Max-Q and Server editions have lower clocks
+    // "NVIDIA RTX Blackwell PRO GPU architecture" whitepaper. Max-Q: its data sheet, FP4 with sparsity 3511, 8 x bf16.
+    // Server: by the clock in its product brief SP-12355; TF32 234 on NVIDIA's page, half of bf16.
     {"RTX PRO 6000 Blackwell Workstation Edition$", "96GB", 97887, 1792, 503.8, 126, 1007.6, PCIE_5, 120},
+    {"RTX PRO 6000 Blackwell Max-Q Workstation Edition$", "96GB", 97887, 1792, 438.9, 110, 877.8, PCIE_5, 120},
+    {"RTX PRO 6000 Blackwell Server Edition$", "96GB", 97887, 1597, 467.8, 117, 935.6, PCIE_5, 120},
 };
 enum { GPU_PEAKS = sizeof gpu_peaks / sizeof *gpu_peaks };
 

@@ -31,9 +31,14 @@ static void known_names(void **state) {
         {"NVIDIA GB300", 2500, 80},
         {"NVIDIA GeForce RTX 3090", 71, 35.6},
         {"NVIDIA GeForce RTX 4090", 165.2, 82.6},
+        {"NVIDIA GeForce RTX 5050", 26.3, 13.2},
+        {"NVIDIA GeForce RTX 5060", 38.4, 19.2},
+        {"NVIDIA GeForce RTX 5070", 61.7, 30.9},
         {"NVIDIA GeForce RTX 5090", 209.5, 104.8},
         {"NVIDIA RTX 6000 Ada Generation", 364.2, 91.1},
         {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8, 126},
+        {"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438.9, 110},
+        {"NVIDIA RTX PRO 6000 Blackwell Server Edition", 467.8, 117},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         assert_true(gpu_peak_flops(known[i].name, 0, true) == 1e12 * known[i].bf16);
@@ -56,7 +61,9 @@ static void unknown_names(void **state) {
                              "NVIDIA GeForce RTX 4090 Laptop GPU",
                              "NVIDIA GeForce RTX 3080 Ti",
                              "NVIDIA GeForce RTX 4080 SUPER",
-                             "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+                             "NVIDIA GeForce RTX 5050 Laptop GPU",
+                             "NVIDIA GeForce RTX 5070 Laptop GPU",
+                             "NVIDIA RTX PRO 6000 Blackwell DC-24Q",
                              "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
                              "NVIDIA H100 80GB HBM3 MIG 3g.40gb"};
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
@@ -142,7 +149,9 @@ static void names_as_people_write_them(void **state) {
         {"a10g", "A10G"},
         {"a6000", "RTX A6000"},
         {"6000 ada", "RTX 6000 Ada Generation"},
-        {"pro 6000", "RTX PRO 6000 Blackwell Workstation Edition"},
+        {"5070", "GeForce RTX 5070"},
+        {"pro 6000 max-q", "RTX PRO 6000 Blackwell Max-Q Workstation Edition"},
+        {"pro 6000 server", "RTX PRO 6000 Blackwell Server Edition"},
         {"gb200", "GB200"},
         {"B300 SXM6 AC", "B300"},
     };
@@ -159,6 +168,7 @@ static void names_that_do_not_say_which(void **state) {
     assert_fails(ask_in_child, (void *)"h100", "'h100' may be 'H100 80GB HBM3', 'H100 PCIe' or 'H100 NVL'");
     assert_fails(ask_in_child, (void *)"A100", "'A100-SXM4-80GB'|'A100-SXM4-40GB'");
     assert_fails(ask_in_child, (void *)"rtx 6000", "'RTX A6000'|'RTX 6000 Ada Generation'|'RTX PRO 6000");
+    assert_fails(ask_in_child, (void *)"pro 6000", "'RTX PRO 6000 Blackwell Workstation Edition', 'RTX PRO 6000|Max-Q");
     assert_fails(ask_in_child, (void *)"T4", "the T4 has compute capability 7.5|Ampere or newer");
     assert_fails(ask_in_child, (void *)"v100", "compute capability 7.0|Ampere or newer");
     assert_fails(ask_in_child, (void *)"2080Ti", "GeForce RTX 2080 Ti|Ampere or newer");
