@@ -271,16 +271,21 @@ class Spills(unittest.TestCase):
         # flash_forward_kernel<plan<64, 0> >: plain causal attention; with 1 it sees documents or a window.
         forward, masked, backward = (f"_Z{len(name)}{name}I4planILi64ELi{scores}EEEvv" for name, scores in (
             ("flash_forward_kernel", 0), ("flash_forward_kernel", 1), ("flash_backward_key_kernel", 0)))
-        table = self.table((forward, 0), (backward, 120), (masked, 68), ("rope_kernel", 0))
+        table = self.table((forward, 0), (backward, 120), (masked, 28), ("rope_kernel", 0))
         self.assertEqual(table.returncode, 0, table.stderr)
         self.assertRegex(table.stdout, r"flash_backward_key_kernel<plan<64, 0> > bf16_sm_80 +255 +16 +16 +120 +8\n")
-        self.assertEqual(self.table((forward, 8), architecture="sm_120").returncode, 0)
-        self.assertEqual(self.table((forward, 12), architecture="sm_120").returncode, 1)
-        for kernel, stores in ((forward, 4), (masked, 72), (backward, 124), ("rope_kernel", 4)):
+        any_scores = backward.replace("ELi0E", "ELi2E")
+        for kernel, most in ((forward, {"sm_100": 8, "sm_120": 8}), (masked, {"sm_89": 28, "sm_90a": 68, "sm_120": 8}),
+                             (backward, {"sm_90a": 120, "sm_100": 48, "sm_120": 64}), (any_scores, {"sm_80": 172, "sm_100": 96, "sm_120": 96})):
+            for architecture, stores in most.items():
+                with self.subTest(kernel=kernel, architecture=architecture):
+                    self.assertEqual(self.table((kernel, stores), architecture=architecture).returncode, 0)
+                    self.assertEqual(self.table((kernel, stores + 4), architecture=architecture).returncode, 1)
+        for kernel, stores in ((forward, 4), (masked, 32), (backward, 124), ("rope_kernel", 4)):
             table = self.table((forward, 0), (kernel, stores))
             self.assertEqual(table.returncode, 1)
             self.assertRegex(table.stderr, f" of bf16_sm_80 spills {stores} bytes")
-        for architecture, stores, status in (("sm_80", 0, 0), ("sm_80", 4, 1), ("sm_89", 4, 1), ("sm_90a", 4, 1), ("sm_120", 4, 0)):
+        for architecture, stores, status in (("sm_80", 0, 0), ("sm_80", 4, 1), ("sm_89", 4, 1), ("sm_90a", 4, 1), ("sm_100", 12, 1), ("sm_120", 28, 0)):
             self.assertEqual(self.table((backward, stores), architecture=architecture, build="fp32").returncode, status)
         self.assertEqual(self.table().returncode, 1)  # no kernel at all
 
