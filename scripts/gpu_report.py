@@ -18,6 +18,8 @@ The report, RESULTS/gpu_check.json, and what of it is for reading, RESULTS/gpu_c
                                      `stopped by SIGNAL` in place of a number: the script was. Its rows are the JSON lines in the
                                      file OUTPUT. --probe: what it looks for may be missing
   gpu_report.py skip RESULTS STAGE CHECK WHY
+  gpu_report.py kernels RESULTS      options of a run that makes no start-up check: without wgmma where one failed, or else
+                                     attention's op test
 
 docs/gpu/measured.md, from the reports that were published:
   gpu_report.py publish RESULTS [FOLDER]   puts a report into FOLDER, docs/gpu if left out, and writes the page anew
@@ -183,7 +185,8 @@ def measure(folder, options, ranks=1):
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
            "length": int(option(options, "--seq-length", 0)), "batch": batch,
            "micro_steps": max(1, int(option(options, "--global-batch-size", 0)) // (max(1, batch) * ranks)),
-           "policy": option(options, "--recompute-granularity", "none") + ", lossy states" * ("--allow-lossy-states" in options)}
+           "policy": option(options, "--recompute-granularity", "none") + ", lossy states" * ("--allow-lossy-states" in options) +
+           ", mma.sync" * (option(options, "--flash-kernels") == "mma")}
     if status != 0:
         said = [line for line in output.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
         row["error"] = said[-1].removeprefix("train_gpt: ").split(". ")[0] if said else f"status {status}"
@@ -567,6 +570,13 @@ def skip(folder, stage, check, why):
     return 0
 
 
+def kernels(folder):
+    outcomes = {check["check"]: check["outcome"] for check in read_results(folder)["checks"] if check["outcome"] in ("passed", "failed", "hung")}
+    checked = [outcome for check, outcome in outcomes.items() if check.startswith("self_check_")] or [outcomes.get("op_attention_bf16", "passed")]
+    print("" if set(checked) == {"passed"} else "--flash-kernels mma")
+    return 0
+
+
 def rows_of(output):
     rows = []
     for line in output.splitlines():
@@ -675,7 +685,7 @@ COMMANDS = {  # by name: what does it, the fewest and the most arguments
     "ranks": (lambda folder, one, count, *options: ranks(folder, one, int(count), list(options)), 3, math.inf),
     "fp8": (lambda folder, bf16, *options: fp8(folder, bf16, list(options)), 2, math.inf),
     "curve": (curve, 2, 3), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
-    "add": (add, 8, 9), "skip": (skip, 4, 4), "publish": (publish, 1, 2),
+    "add": (add, 8, 9), "skip": (skip, 4, 4), "kernels": (kernels, 1, 1), "publish": (publish, 1, 2),
     "page": (lambda *arguments: page(list(arguments)), 0, 2),
 }
 
