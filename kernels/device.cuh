@@ -101,7 +101,7 @@ struct device {
     size_t free_bytes;                 // of the GPU's memory when the device was opened
     bool recording;                    // what is enqueued becomes part of a graph
     uint32_t recordings;               // begun so far
-    bool graphs_refused;               // CUDA did not take a graph: none is made any more
+    char graphs_refusal[160];          // why no graph is made any more; "": none was refused
     struct work_segments *segments;    // being recorded or enqueued again (kernels/work_segments.cuh); NULL: none
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
     struct compute_capability

@@ -37,8 +37,8 @@ static bool graph_begin(struct device *dev);
 // Ends the recording as *graph, zero before; nothing of it has run. Where CUDA refuses, warns and returns false: the
 // caller enqueues the work again. Ends the program if some work can't be recorded. The cpu target returns true.
 static bool graph_end(struct work_graph *graph, struct device *dev);
-// Whether CUDA has refused a graph: the caller then records none any more.
-static inline bool graphs_are_refused(const struct device *dev);
+// Returns why a graph was refused, after which the caller records none, or "" where none was.
+static inline const char *graphs_refusal(const struct device *dev);
 // Whether the graph holds recorded work, which graph_launch enqueues; always false on the cpu target.
 static inline bool graph_recorded(const struct work_graph *graph);
 // Enqueues a recorded graph's work; on the cpu target nothing. Ends the program if the GPU has no memory left for it.
@@ -159,18 +159,18 @@ static void graph_check(cudaError_t status) {
              "none and trains the same, or a lower --memory-budget leaves more");
     cuda_check(status);
 }
-static inline bool graphs_are_refused(const struct device *dev) { return dev->graphs_refused; }
-// Whether a graph's call succeeded; else warns and sets dev->graphs_refused. A late fault of a kernel ends the program.
+static inline const char *graphs_refusal(const struct device *dev) { return dev->graphs_refusal; }
+// Whether a graph's call succeeded; else warns and sets dev->graphs_refusal. A late fault of a kernel ends the program.
 static bool graph_is_taken(cudaError_t status, const char *call, struct device *dev) {
     if (status == cudaSuccess)
         return true;
     if (cuda_is_late(status))
         cuda_check_at(status, call, __FILE__, __LINE__);
     cudaGetLastError(); // clears the error, which the next check would find
-    dev->graphs_refused = true;
-    say_warning("the GPU's work can't be recorded (%s: %s): each kernel is launched by a call of its own, as by "
-                "--cuda-graphs=false, which trains the same",
-                call, cudaGetErrorString(status));
+    snprintf(dev->graphs_refusal, sizeof dev->graphs_refusal, "the GPU's work can't be recorded (%s: %s)", call,
+             cudaGetErrorString(status));
+    say_warning("%s: each kernel is launched by a call of its own, as by --cuda-graphs=false, which trains the same",
+                dev->graphs_refusal);
     return false;
 }
 static bool graph_begin(struct device *dev) {
@@ -229,7 +229,7 @@ static inline void device_event_wait(struct device *dev, int i) {}
 static inline double device_event_seconds(struct device *dev, int i, int j) { return dev->events[j] - dev->events[i]; }
 static bool graph_begin(struct device *dev) { return true; }
 static bool graph_end(struct work_graph *graph, struct device *dev) { return true; }
-static inline bool graphs_are_refused(const struct device *dev) { return false; }
+static inline const char *graphs_refusal(const struct device *dev) { return ""; }
 static inline bool graph_recorded(const struct work_graph *graph) { return false; }
 static void graph_launch(struct work_graph *graph, struct device *dev) {}
 static void graph_free(struct work_graph *graph) {}

@@ -50,7 +50,7 @@ static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, m
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
     struct micro_step_graph *const graph = graph_of_micro_step(m);
-    if (!DEVICE_HAS_GRAPHS || !m->config.device.cuda_graphs || graphs_are_refused(m->dev) || !graph->warm || watched) {
+    if (!DEVICE_HAS_GRAPHS || !m->config.device.cuda_graphs || *graphs_refusal(m->dev) || !graph->warm || watched) {
         work(m, scale);
         graph->warm = !m->timeline.planning;
         return true;

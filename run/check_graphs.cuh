@@ -78,7 +78,6 @@ static struct graph_check_result graph_check_pass(struct run *r, struct batch ba
 static bool graph_check_equal(struct run *r, const struct graph_check_result *a, const struct graph_check_result *b) {
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
-static void graph_check_log(struct json *json, const void *text) { json_str(json, "graphs", (const char *)text); }
 
 // Checks the first micro-step's graph, with --self-check, --cuda-graphs and --deterministic-mode. If results differ,
 // warns and uses no graphs. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
@@ -94,14 +93,14 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
     const struct graph_check_result graph = graph_check_pass(r, batch, scale);
     graph_check_restore(&scales, m);
     if (!graph_check_equal(r, &plain, &graph)) {
-        m->dev->graphs_refused = true;
+        snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "the self-check found a difference");
         gpt_free_graphs(m);
         const struct graph_check_result again = graph_check_pass(r, batch, scale);
         graph_check_restore(&scales, m);
         const char *const what = graph_check_equal(r, &plain, &again)
                                      ? "a micro-step that is enqueued as a graph gives another loss or other gradients"
                                      : "a micro-step that is computed again gives other bits";
-        log_object(&r->log, r->first_step, "self_check", graph_check_log, what);
+        snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "%s", what);
         say_warning(
             "self-check: %s (loss %.9g and %.9g, squares of gradients %.9g and %.9g): each kernel is launched by a "
             "call of its own, as by --cuda-graphs=false",

@@ -30,6 +30,7 @@ struct run {
     struct fit_chosen chosen; // by --recompute-granularity auto
     bool chunk_grew;          // --loss-chunk-tokens is what free memory allowed, and more than planned otherwise
     bool connected;           // the collectives' library has taken its memory
+    bool graphs_reported;     // why graphs are refused is in the report
     bool planned_again;       // since memory that was free was then taken
     struct fit_rates rates;   // of auto and of a plan, to predict times with; flops 0: not known
     struct gpt *model;

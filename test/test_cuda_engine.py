@@ -397,7 +397,11 @@ class CudaEngine(unittest.TestCase):
             self.assertEqual(result.stderr.count("the GPU's work can't be recorded (cuda"), len(said) > 0, result.stderr)
             self.assertIn(said, result.stderr)
             with open(out + "/log.jsonl", encoding="utf-8") as file:
-                curves.append([(entry["loss"], entry["grad_norm"]) for entry in map(json.loads, file)])
+                entries = list(map(json.loads, file))
+            curves.append([(entry["loss"], entry["grad_norm"]) for entry in entries if "loss" in entry])
+            refusals = [entry["self_check"]["graphs"] for entry in entries if "self_check" in entry]
+            self.assertEqual(re.findall("^graphs +none: (.*)$", result.stdout, re.M), refusals)
+            self.assertEqual(len(refusals), len(environment), refusals)
         self.assertEqual(curves[1], curves[0])
         self.assertEqual(curves[2], curves[0])
 

@@ -237,6 +237,7 @@ class SelfCheck(unittest.TestCase):
         result, losses = self.start("graph", EMU_FAULT="wrong:a graph")
         self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
         self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
+        self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
         for stage in chosen([0, 1, 2, 3], [3]):
             # One backend in each run: which one is the fastest on a busy machine differs each time.
             options = ["--zero-stage", stage, "--train-steps", 3, "--global-batch-size", 4, "--attention-backend", "flash", "--flash-kernels", "mma"]
