@@ -90,6 +90,7 @@ class SelfCheck(unittest.TestCase):
         _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
         faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
+                  "late:sm90_backward_kernel": "its dQ is wrong: it is not finite",
                   "refused:sm90_backward_kernel": "invalid argument",
                   "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
                   "hang:sm90_backward_kernel": "it did not end within 10 s"}
@@ -231,13 +232,14 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(taken, "mma.sync" if 1.03 * float(times["mma.sync"]) < float(times["wgmma"]) else "wgmma", times)
 
     def test_graphs_are_checked(self):
-        """A graph that loses its work is found before it trains, on one rank, too, and leaves no trace in the
-        losses."""
+        """A graph that loses its work, or that nothing waits for, is found before it trains, on one rank, too, and
+        leaves no trace in the losses."""
         _, right = self.start("plain", "--self-check", "off")
-        result, losses = self.start("graph", EMU_FAULT="wrong:a graph")
-        self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
-        self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
-        self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
+        for fault in ("wrong:a graph", "late:a graph"):
+            result, losses = self.start("graph", EMU_FAULT=fault)
+            self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
+            self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
+            self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
         for stage in chosen([0, 1, 2, 3], [3]):
             # One backend in each run: which one is the fastest on a busy machine differs each time.
             options = ["--zero-stage", stage, "--train-steps", 3, "--global-batch-size", 4, "--attention-backend", "flash", "--flash-kernels", "mma"]

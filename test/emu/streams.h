@@ -80,7 +80,7 @@ struct emu_work_counts {
 };
 static struct emu_work_counts emu_work_counts;
 
-static void emu_run_work(const struct emu_work *work) {
+static void emu_run_now(const struct emu_work *work) {
     const char *outer = emu_running;
     if (emu_fault_stops(work->name))
         return;
@@ -90,6 +90,21 @@ static void emu_run_work(const struct emu_work *work) {
     work->run();
     emu_check_red_zones(work->name);
     emu_running = outer;
+}
+static std::deque<struct emu_work> emu_late; // has the fault EMU_LATE
+static void emu_run_work(const struct emu_work *work) {
+    if (emu_planted.kind == EMU_LATE && strstr(work->name, emu_planted.name))
+        emu_late.push_back(*work);
+    else
+        emu_run_now(work);
+}
+// Runs late work, as the host's wait ends.
+static void emu_run_late(void) {
+    while (!emu_late.empty()) {
+        const struct emu_work work = std::move(emu_late.front());
+        emu_late.pop_front();
+        emu_run_now(&work);
+    }
 }
 static void emu_run_eager(void);
 // Runs a stream's work until its first `position` works are done.
@@ -104,6 +119,7 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
         emu_run_work(&work);
         emu_run_eager();
     }
+    emu_run_late();
     emu_memory_close();
 }
 static bool emu_is_early(const struct emu_stream *stream) {
@@ -184,6 +200,7 @@ cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<voi
         emu_run_following_null();
         emu_memory_open();
         emu_run_work(&work);
+        emu_run_late();
         emu_memory_close();
         return cudaSuccess;
     }
