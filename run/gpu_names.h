@@ -113,10 +113,10 @@ static const char *gpu_rate(char text[GPU_NAME_MAX], double tflops) {
 }
 static void gpu_names_print(void) {
     char name[GPU_NAME_MAX], bf16[GPU_NAME_MAX], fp8[GPU_NAME_MAX];
-    printf("%-44s %10s %7s %7s %7s\n", "GPU", "memory", "GB/s", "bf16", "FP8");
+    printf("%-48s %10s %7s %7s %7s\n", "GPU", "memory", "GB/s", "bf16", "FP8");
     for (int i = 0; i < GPU_PEAKS; i++) {
         const struct gpu_peak *const gpu = &gpu_peaks[i];
-        printf("%-44s %6d MiB %7.0f %7s %7s\n", gpu_name(name, gpu), gpu->memory_mib, gpu->memory_gbps,
+        printf("%-48s %6d MiB %7.0f %7s %7s\n", gpu_name(name, gpu), gpu->memory_mib, gpu->memory_gbps,
                gpu_rate(bf16, gpu->bf16_tflops), gpu_rate(fp8, gpu->fp8_tflops));
     }
     fputs(
