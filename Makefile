@@ -178,8 +178,8 @@ $(B)/ptxas_bf16.log: $(call ops_objects,cuda_bf16)
 $(PTXAS_LOGS):
 	cat $(^:.o=.ptxas) >$@
 # The ops that use tiles or dot products, with these emulated. A program links their archive before the other ops'.
-EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu fp8/attention_cpu matmul/matmul
-$(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)))
+EMULATED_TILES_OPS := attention/cpu attention/decode attention/unfused_cpu matmul/matmul
+$(foreach p,amx dot,$(call ops,cpu_$p,$$(COMPILE) $$(PRECISION_$p) -x c,$(EMULATED_TILES_OPS)$(if $(filter amx,$p), fp8/attention_cpu)))
 
 # ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
 # A test's own code is compiled by -O1, in half of the time: the code to be tested lies in the ops' objects.

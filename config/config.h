@@ -562,7 +562,7 @@ static inline const char *config_option_against_training(const struct config *c)
            : c->evaluation.chat        ? "chat"
                                        : "generate";
 }
-// Returns the option that keeps attention within documents. One must; --separate-documents implies the other.
+// Returns the option to name where data.reset_attention_mask is set: itself, or what implied it.
 static inline const char *config_documents_option(const struct config *c) {
     const bool implied = c->data.separate_documents && !config_given(c, data.reset_attention_mask);
     return implied ? "--separate-documents" : "--reset-attention-mask";

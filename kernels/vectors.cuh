@@ -92,7 +92,7 @@ ALWAYS_INLINE float vec_sum_in_order(vec x) {
     return sum;
 }
 
-// Loads LANES signed bytes, each to a word; p need not be aligned. By itself gcc 12 widens byte by byte.
+// Loads LANES signed bytes, each to a word; p need not be aligned. gcc 12 widens the generic form byte by byte.
 static inline vec_words vec_load_signed_bytes(const void *p) {
 #if defined(__AVX512F__)
     return (vec_words)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));

@@ -404,7 +404,7 @@ self_checks() {
         small_model "$shape"
         # shellcheck disable=SC2016
         step "self_check_$shape" 120 bash -c '"$@" | tee /dev/stderr |
-            awk "/^self-check .*kernels are right/ { right = 1 } /failed the self-check/ { wrong = 1 } END { exit wrong || !right }"' check \
+            awk "/^self-check .*kernels are right/ { right = 1 } /wgmma [^;]*failed the self-check/ { wrong = 1 } END { exit wrong || !right }"' check \
             "$train_gpt" "${model[@]}" --micro-batch-size 1 --global-batch-size 1 --train-steps 1 --precision bf16 \
             --device cuda --self-check always --out "$work/self_check_$shape"
     done
@@ -538,7 +538,7 @@ ranks() {
         return
     fi
     several gpt2-124m "$gpus" nccl "0 1 3" --preset gpt2-124m --micro-batch-size 16 --global-batch-size $((16 * gpus)) \
-        --train-steps 14 --train-data "$work/data/gpt2_*.bin" --precision bf16 --device cuda
+        --train-steps 14 --train-data "$work/data/gpt2_*.bin" --precision bf16 --device cuda "${flash_kernels[@]}"
 }
 
 sanitize() {
@@ -599,9 +599,12 @@ report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +
 [ ! -d .deps/wheels ] || install_wheels
 find_libraries
 for stage in ${stages//,/ }; do
-    # Runs without a check of their own leave out kernels that failed one, or each may hang up to its limit.
+    # Stages whose runs make no start-up check leave wgmma out where its check failed: each run might hang up to its limit.
     case $stage in
-    train_table | kernels | fp8) read -ra flash_kernels < <(report kernels "$out") ;;
+    train_table | kernels | fp8 | ranks)
+        chosen=$(report flash_options "$out") || chosen="--flash-kernels mma"
+        read -ra flash_kernels <<<"$chosen"
+        ;;
     esac
     $stage
 done

@@ -18,8 +18,9 @@ The report, RESULTS/gpu_check.json, and what of it is for reading, RESULTS/gpu_c
                                      `stopped by SIGNAL` in place of a number: the script was. Its rows are the JSON lines in the
                                      file OUTPUT. --probe: what it looks for may be missing
   gpu_report.py skip RESULTS STAGE CHECK WHY
-  gpu_report.py kernels RESULTS      options of a run that makes no start-up check: without wgmma where one failed, or else
-                                     attention's op test
+  gpu_report.py flash_options RESULTS
+                                     prints the options by which runs without a start-up check leave wgmma out: where a
+                                     start-up check failed or, if none was made, attention's op test
 
 docs/gpu/measured.md, from the reports that were published:
   gpu_report.py publish RESULTS [FOLDER]   puts a report into FOLDER, docs/gpu if left out, and writes the page anew
@@ -103,13 +104,15 @@ DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
 FP8_TOLERANCE, FP8_LAST_STEPS = 2e-2, 10
+WITH_RESULT = ("passed", "failed", "hung")  # outcomes of a check that ran to its end, or up to its limit
 
 
-def read_lines(path):
+def read_steps(path):
+    """Returns the steps of a log.jsonl, which may have lines of other kinds, too; none where there is no such file."""
     if not os.path.exists(path):
         return []
     with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
+        return [row for row in map(json.loads, filter(str.strip, file)) if "loss" in row]
 
 
 # ---- data, runs, curves ----
@@ -191,7 +194,7 @@ def measure(folder, options, ranks=1):
         said = [line for line in output.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
         row["error"] = said[-1].removeprefix("train_gpt: ").split(". ")[0] if said else f"status {status}"
         return row, abs(status)
-    steps = [step for step in read_lines(log) if step["step"] > WARM_UP]
+    steps = [step for step in read_steps(log) if step["step"] > WARM_UP]
     if not steps:
         row["error"] = f"{log}: no step after the first {WARM_UP}"
         return row, 1
@@ -219,7 +222,7 @@ def ranks(folder, one, count, options):
     row.update(bench="ranks", ranks=count, collectives=option(options, "--collectives", "auto"),
                zero_stage=int(option(options, "--zero-stage", 0)))
     if status == 0:
-        ours, theirs = (read_lines(os.path.join(path, "log.jsonl")) for path in (folder, one))
+        ours, theirs = (read_steps(os.path.join(path, "log.jsonl")) for path in (folder, one))
         same_steps = [step["step"] for step in ours] == [step["step"] for step in theirs]
         difference = max((relative(x[name], y[name]) for x, y in zip(ours, theirs) for name in ("loss", "grad_norm")),
                          default=math.inf) if same_steps else math.inf
@@ -246,7 +249,7 @@ def fp8(folder, bf16, options):
     row.update(bench="fp8", format=option(options, "--fp8-format"), recipe=option(options, "--fp8-recipe"),
                layers=option(options, "--num-layers"))
     if status == 0:
-        ours, theirs = (read_lines(os.path.join(path, "log.jsonl")) for path in (folder, bf16))
+        ours, theirs = (read_steps(os.path.join(path, "log.jsonl")) for path in (folder, bf16))
         same_steps = [step["step"] for step in ours] == [step["step"] for step in theirs]
         row.update(loss=last_loss(ours), bf16_loss=last_loss(theirs),
                    bf16_peak_bytes=max((step["peak_bytes"] for step in theirs), default=None),
@@ -261,7 +264,7 @@ def fp8(folder, bf16, options):
 
 
 def curve(one, other, exact=None):
-    losses = [[step["loss"] for step in read_lines(os.path.join(folder, "log.jsonl"))] for folder in (one, other, exact) if folder]
+    losses = [[step["loss"] for step in read_steps(os.path.join(folder, "log.jsonl"))] for folder in (one, other, exact) if folder]
     precision = next((name for name in CURVE_RATIO if name in os.path.basename(one)), "fp32")
     if not losses[0] or any(len(run) != len(losses[0]) for run in losses):
         print(f"steps: {', '.join(f'{len(run)} of {folder}' for folder, run in zip((one, other, exact), losses))}")
@@ -555,11 +558,10 @@ def put(folder, entry):
     """Takes the place of what the check gave before, unless that was a result and this is none."""
     results = read_results(folder)
     entry["run"] = len(results["runs"]) - 1
-    with_result = ("passed", "failed", "hung")
     before = next((check for check in results["checks"] if check["check"] == entry["check"]), None)
     if before is None:
         results["checks"].append(entry)
-    elif entry["outcome"] in with_result or before["outcome"] not in with_result:
+    elif entry["outcome"] in WITH_RESULT or before["outcome"] not in WITH_RESULT:
         results["checks"][results["checks"].index(before)] = entry
     write_results(folder, results)
 
@@ -570,8 +572,8 @@ def skip(folder, stage, check, why):
     return 0
 
 
-def kernels(folder):
-    outcomes = {check["check"]: check["outcome"] for check in read_results(folder)["checks"] if check["outcome"] in ("passed", "failed", "hung")}
+def flash_options(folder):
+    outcomes = {check["check"]: check["outcome"] for check in read_results(folder)["checks"] if check["outcome"] in WITH_RESULT}
     checked = [outcome for check, outcome in outcomes.items() if check.startswith("self_check_")] or [outcomes.get("op_attention_bf16", "passed")]
     print("" if set(checked) == {"passed"} else "--flash-kernels mma")
     return 0
@@ -685,7 +687,7 @@ COMMANDS = {  # by name: what does it, the fewest and the most arguments
     "ranks": (lambda folder, one, count, *options: ranks(folder, one, int(count), list(options)), 3, math.inf),
     "fp8": (lambda folder, bf16, *options: fp8(folder, bf16, list(options)), 2, math.inf),
     "curve": (curve, 2, 3), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
-    "add": (add, 8, 9), "skip": (skip, 4, 4), "kernels": (kernels, 1, 1), "publish": (publish, 1, 2),
+    "add": (add, 8, 9), "skip": (skip, 4, 4), "flash_options": (flash_options, 1, 1), "publish": (publish, 1, 2),
     "page": (lambda *arguments: page(list(arguments)), 0, 2),
 }
 

@@ -1,5 +1,5 @@
 // Measures the speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name
-// contains it. The name "masked" stands for the masks, the name "fp8" for FP8 attention beside flash attention in bf16.
+// contains it. The name "masked" stands for the masks, in bench_attention_bf16 "fp8" for FP8 attention beside flash.
 //
 // Figures are medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension.
 // The peak is the rate of the unit that multiplies the blocks, with operands in registers. It is measured in turn with

@@ -90,7 +90,7 @@ class SelfCheck(unittest.TestCase):
         _, mma = self.start("mma", "--flash-kernels", "mma", "--self-check", "off")
         faults = {"wrong:sm90_forward": "its output is wrong: it is not finite",
                   "unsteady:sm90_backward_kernel": "its backward, computed again, gives other bits",
-                  "late:sm90_backward_kernel": "its dQ is wrong: it is not finite",
+                  "unwaited:sm90_backward_kernel": "its dQ is wrong: it is not finite",
                   "refused:sm90_backward_kernel": "invalid argument",
                   "illegal:sm90_backward_kernel": "an illegal memory access was encountered; the fault is of work that was enqueued before",
                   "hang:sm90_backward_kernel": "it did not end within 10 s"}
@@ -235,7 +235,7 @@ class SelfCheck(unittest.TestCase):
         """A graph that loses its work, or that nothing waits for, is found before it trains, on one rank, too, and
         leaves no trace in the losses."""
         _, right = self.start("plain", "--self-check", "off")
-        for fault in ("wrong:a graph", "late:a graph"):
+        for fault in ("wrong:a graph", "unwaited:a graph"):
             result, losses = self.start("graph", EMU_FAULT=fault)
             self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
             self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))

@@ -108,11 +108,16 @@ static inline bool flash_whole_heads(const struct flash *f) {
     return flash_effective_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
-// Prefetches rows to the L2 cache. The hardware doesn't, since a head's rows lie a token apart.
+// Prefetches rows of `bytes` to the L2 cache. The hardware doesn't, since a head's rows lie a token apart.
+static inline void prefetch_rows(const void *rows, int64_t stride_bytes, int count, int64_t bytes) {
+    for (int r = 0; r < count; r++) {
+        const uintptr_t row = (uintptr_t)rows + (uintptr_t)(r * stride_bytes), end = row + (uintptr_t)bytes;
+        for (uintptr_t line = row & ~(uintptr_t)63; line < end; line += 64)
+            __builtin_prefetch((const void *)line, 0, 2);
+    }
+}
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
-    for (int r = 0; r < count; r++)
-        for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
-            __builtin_prefetch(rows + r * stride + d, 0, 2);
+    prefetch_rows(rows, stride * (int64_t)sizeof *rows, count, D * (int64_t)sizeof *rows);
 }
 
 // Says which panels strip s of a query tile sees: from begin[s] on. Before whole[s], first_key hides some keys.

@@ -58,13 +58,13 @@ static struct fp8_flash fp8_flash_of(struct fp8_attention a, const fp8 *qkv8) {
 
 // ---- values of FP8 in vectors ----
 
-// Returns x, at most the format's largest in size, rounded as by fp8_encode, but as a value, and with no negative zero.
-// x + 1.5 2^23 u rounds x to a multiple of u, ties to even: u is the unit of the value's last place, or of subnormals.
+// Returns x, at most the format's largest in size, rounded as by fp8_encode, but as a value, without negative zeros.
+// Adding 1.5 2^23 u rounds to multiples of u, the unit of x's last place or of subnormals: 2^mantissa u is `power`.
 ALWAYS_INLINE vec vec_fp8_round_small(vec x, const enum fp8_format format) {
-    const vec_words power = (vec_words)x & 0x7f800000u; // x's power of two; NaN's is infinity
-    const vec units = vec_max((vec)power, vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f));
+    const vec power_of_x = (vec)((vec_words)x & 0x7f800000u); // NaN's is infinity
+    const vec power = vec_max(power_of_x, vec_set(format == FP8_E4M3 ? 0x1p-6f : 0x1p-14f));
     const float magic = format == FP8_E4M3 ? 0x1.8p20f : 0x1.8p21f;
-    return vec_fma(vec_fma(x, units, vec_set(magic)), units, vec_set(-magic));
+    return vec_fma(vec_fma(x, power, vec_set(magic)), power, vec_set(-magic));
 }
 // Returns any x, limited to the format's largest magnitude, rounded as by vec_fp8_round_small. A NaN stays.
 ALWAYS_INLINE vec vec_fp8_round(vec x, const enum fp8_format format) {
@@ -102,8 +102,8 @@ ALWAYS_INLINE vec vec_fp8_decode(const fp8 *codes, const enum fp8_format format)
     const vec_words words = vec_load_signed_bytes(codes);
     const vec_words moved = e4m3 ? words << 20 & 0x87f00000u : words << 21 & 0x8fe00000u;
     const vec size = (vec)moved * vec_set(e4m3 ? 0x1p120f : 0x1p112f);
-    const vec_words infinite = (vec_words)((moved & 0x7fffffffu) >= (e4m3 ? 0x07f00000u : 0x0f800000u));
-    return (vec)((vec_words)size | (infinite & 0x7f800000u));
+    const vec_words not_finite = (vec_words)((moved & 0x7fffffffu) >= (e4m3 ? 0x07f00000u : 0x0f800000u));
+    return (vec)((vec_words)size | (not_finite & 0x7f800000u));
 }
 // rows (count, D) = the values of codes (count, D) in rows `stride` apart; D is a multiple of 16.
 static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, int64_t stride, int count, int D) {
@@ -113,12 +113,6 @@ static void decode_rows(floatX *rows, enum fp8_format format, const fp8 *codes, 
             case FP8_E4M3: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E4M3)); break;
             case FP8_E5M2: floatx_store(rows + r * D + d, vec_fp8_decode(codes + r * stride + d, FP8_E5M2)); break;
             }
-}
-// Prefetches rows of codes to the L2 cache, as flash_prefetch does.
-static inline void prefetch_codes(const fp8 *codes, int64_t stride, int count, int D) {
-    for (int r = 0; r < count; r++)
-        for (int d = 0; d < D; d += 64)
-            __builtin_prefetch(codes + r * stride + d, 0, 2);
 }
 // Returns the first code of a head of token (b, t) in packed qkv8; head counts a token's query, key and value heads.
 static const fp8 *codes_of_head(const struct fp8_flash *c, int b, int t, int head) {
@@ -136,9 +130,9 @@ ALWAYS_INLINE void pack_panel_as(const enum block_layout layout, const struct fp
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), count = flash_rows(f, panel);
     void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     const fp8 *k8 = codes_of_head(c, b, panel * BLOCK, f->H + head), *v8 = k8 + (int64_t)f->Hkv * f->D;
-    prefetch_codes(v8, f->qkv_stride, count, f->D);
+    prefetch_rows(v8, f->qkv_stride, count, f->D);
     if (panel + 1 < f->panels)
-        prefetch_codes(k8 + BLOCK * f->qkv_stride, f->qkv_stride, flash_rows(f, panel + 1), f->D);
+        prefetch_rows(k8 + BLOCK * f->qkv_stride, f->qkv_stride, flash_rows(f, panel + 1), f->D);
     decode_rows(rows, FP8_E4M3, k8, f->qkv_stride, count, f->D);
     pack_left(layout, k, backward ? flash_panel(f, f->kt, place, panel) : NULL, rows, f->D, count, f->D);
     decode_rows(rows, FP8_E4M3, v8, f->qkv_stride, count, f->D);
@@ -304,8 +298,7 @@ ALWAYS_INLINE void forward_strip(const enum block_layout layout, const struct fp
 static void forward_tile(const struct fp8_flash *c, int64_t head, int tile, int64_t place) {
     const struct flash *f = &c->f;
     const int b = (int)(head / f->H), h = (int)(head % f->H), first = tile * f->strips;
-    prefetch_codes(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, flash_queries_count(f, first, f->strips),
-                   f->D);
+    prefetch_rows(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, flash_queries_count(f, first, f->strips), f->D);
     for (int strip = first; strip < first + f->strips && strip < f->panels; strip++)
         if (blocks_layout(f->unit) == LAYOUT_BF16)
             forward_strip(LAYOUT_BF16, c, b, h, strip, place);
@@ -371,9 +364,9 @@ ALWAYS_INLINE void load_queries(const enum block_layout layout, struct flash_que
     const struct flash *f = &c->f;
     const int64_t stride = (int64_t)f->H * f->D, first_row = out_index(c, b, first * BLOCK, h);
     const int all = flash_queries_count(f, first, strips);
-    prefetch_codes(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, all, f->D);
-    prefetch_codes(c->dout8 + first_row, stride, all, f->D);
-    prefetch_codes(c->out8 + first_row, stride, all, f->D);
+    prefetch_rows(codes_of_head(c, b, first * BLOCK, h), f->qkv_stride, all, f->D);
+    prefetch_rows(c->dout8 + first_row, stride, all, f->D);
+    prefetch_rows(c->out8 + first_row, stride, all, f->D);
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = out_index(c, b, t, h);
@@ -421,7 +414,7 @@ ALWAYS_INLINE vec_words gradient_of_block(const enum block_layout layout, const 
                 ds[i] = x[i] * (vec_load(dp + at + i * BLOCK) * by.dp - shift);
                 largest = vec_larger_bits(largest, (vec_words)ds[i] & 0x7fffffffu);
                 ds[i] = vec_fp8_round(ds[i] * by.ds, format);
-                x[i] = vec_fp8_round_small(x[i], FP8_E4M3); // 256 at most, but for roundings
+                x[i] = vec_fp8_round_small(x[i], FP8_E4M3); // not limited: 256 at most, but for roundings of lse
             }
             flash_store_gradients(layout, p, ds_left, ds_right, x, ds, key, c);
         }

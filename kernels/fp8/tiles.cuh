@@ -353,8 +353,8 @@ typedef uint8_t vec_bytes_anywhere __attribute__((vector_size(LANES), aligned(1)
 ALWAYS_INLINE vec_words vec_above(vec a, vec b) { return (vec_words)(a > b); }
 ALWAYS_INLINE vec_words vec_choose(vec_words mask, vec_words yes, vec_words no) { return (yes & mask) | (no & ~mask); }
 
-// Returns the codes of fp8_encode, one in each word's lowest byte; the other bytes are 0. Rounding adds the magnitude to
-// 2^23 units, of its last place or of subnormals, whose float then counts them in its lowest bits.
+// Returns the codes of fp8_encode, one in each word's lowest byte; the other bytes are 0. The magnitude plus 2^23 u is
+// rounded to a multiple of u, its unit in the last place or of subnormals: the lowest bits are the number of u.
 ALWAYS_INLINE vec_words vec_fp8_encode(vec x, const enum fp8_format format) {
     const struct fp8_precision f = fp8_precision_of(format);
     const int drop = 23 - f.mantissa;

@@ -5,7 +5,7 @@
 //   hang      such work never ends
 //   refused   no such kernel is launched: the launch returns an error
 //   illegal   such work reads an illegal address: neither it nor later work runs, and later calls return the error
-//   late      such work runs as the host's wait ends, behind the work that follows it, as where a wait is missing
+//   unwaited  such work runs as the host's wait ends, behind the work that follows it, as where a wait is missing
 // EMU_FAULT=capture: no stream begins to record.
 // EMU_SLOW=NAME: such work takes 20 ms more, with or without EMU_FAULT.
 #pragma once
@@ -14,13 +14,14 @@
 #include <string.h> // strcmp, strncmp, strstr
 #include <unistd.h> // pause, usleep
 
-enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_REFUSED, EMU_ILLEGAL, EMU_LATE, EMU_CAPTURE };
+enum emu_fault { EMU_NO_FAULT, EMU_WRONG, EMU_UNSTEADY, EMU_HANG, EMU_REFUSED, EMU_ILLEGAL, EMU_UNWAITED, EMU_CAPTURE };
 struct emu_planted {
     enum emu_fault kind;
     const char *name; // a part of the name of the work that has the fault
 };
 static inline struct emu_planted emu_read_fault(void) {
-    static const char *const kinds[] = {"", "wrong:", "unsteady:", "hang:", "refused:", "illegal:", "late:", "capture"};
+    static const char *const kinds[] = {
+        "", "wrong:", "unsteady:", "hang:", "refused:", "illegal:", "unwaited:", "capture"};
     const char *const text = getenv("EMU_FAULT");
     for (int kind = EMU_WRONG; text && kind <= EMU_CAPTURE; kind++) {
         const size_t length = strlen(kinds[kind]);
@@ -47,7 +48,7 @@ static inline bool emu_fault_stops(const char *name) {
     switch (emu_planted.kind) {
     case EMU_NO_FAULT:
     case EMU_REFUSED:
-    case EMU_LATE:
+    case EMU_UNWAITED:
     case EMU_CAPTURE: return false;
     case EMU_WRONG: return true;
     case EMU_UNSTEADY: return met++ % 2 == 1;

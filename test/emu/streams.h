@@ -91,18 +91,18 @@ static void emu_run_now(const struct emu_work *work) {
     emu_check_red_zones(work->name);
     emu_running = outer;
 }
-static std::deque<struct emu_work> emu_late; // has the fault EMU_LATE
+static std::deque<struct emu_work> emu_unwaited; // work with the fault EMU_UNWAITED that has not run yet
 static void emu_run_work(const struct emu_work *work) {
-    if (emu_planted.kind == EMU_LATE && strstr(work->name, emu_planted.name))
-        emu_late.push_back(*work);
+    if (emu_planted.kind == EMU_UNWAITED && strstr(work->name, emu_planted.name))
+        emu_unwaited.push_back(*work);
     else
         emu_run_now(work);
 }
-// Runs late work, as the host's wait ends.
-static void emu_run_late(void) {
-    while (!emu_late.empty()) {
-        const struct emu_work work = std::move(emu_late.front());
-        emu_late.pop_front();
+// Runs what nothing waited for, as the host's wait ends.
+static void emu_run_unwaited(void) {
+    while (!emu_unwaited.empty()) {
+        const struct emu_work work = std::move(emu_unwaited.front());
+        emu_unwaited.pop_front();
         emu_run_now(&work);
     }
 }
@@ -119,7 +119,8 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
         emu_run_work(&work);
         emu_run_eager();
     }
-    emu_run_late();
+    if (emu_memory_opened == 1)
+        emu_run_unwaited();
     emu_memory_close();
 }
 static bool emu_is_early(const struct emu_stream *stream) {
@@ -200,7 +201,7 @@ cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<voi
         emu_run_following_null();
         emu_memory_open();
         emu_run_work(&work);
-        emu_run_late();
+        emu_run_unwaited();
         emu_memory_close();
         return cudaSuccess;
     }

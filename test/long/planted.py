@@ -63,8 +63,31 @@ def commands(build, source, program):
 
 
 def fails(program, test):
-    result = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "TEST_FILTER": test})
+    """Whether the test fails in the program, or does not end."""
+    try:
+        result = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "TEST_FILTER": test})
+    except subprocess.TimeoutExpired:
+        return True
     return re.search(rf"^\[  FAILED  \] {test}$", result.stdout + result.stderr, re.M) is not None
+
+
+def plant(folder, build, path, old, new, source, program):
+    """Makes the program FOLDER/program with a fault. Returns why there is none, or ""."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if text.count(old) != 1:
+        return f"{path} has its text {text.count(old)} times"
+    os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
+    with open(f"{folder}/{path}", "w", encoding="utf-8") as file:
+        file.write(text.replace(old, new))
+    compile_one, link = commands(build, source, program)
+    at = compile_one.index("-o")
+    compile_one[at - 1:] = [f"{folder}/{path}" if path == source else source, "-o", f"{folder}/fault.o"]
+    archive = next(i for i, word in enumerate(link) if word.endswith(".a"))
+    made = subprocess.run([compile_one[0], f"-I{folder}", *compile_one[1:]], check=False).returncode == 0 and subprocess.run(
+        [*link[:archive], f"{folder}/fault.o", *link[archive:-1], f"{folder}/program"], check=False).returncode == 0
+    os.remove(f"{folder}/{path}")
+    return "" if made else "it does not compile"
 
 
 def main():
@@ -73,22 +96,10 @@ def main():
         if fails(f"{build}/{program}", test):
             sys.exit(f"{build}/{program}: {test} fails without a fault")
     with tempfile.TemporaryDirectory() as folder:
-        for name, path, old, new, source, program, test in FAULTS:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-            problem = "" if text.count(old) == 1 else f"{path} has its text {text.count(old)} times"
-            if not problem:
-                os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
-                with open(f"{folder}/{path}", "w", encoding="utf-8") as file:
-                    file.write(text.replace(old, new))
-                compile_one, link = commands(build, source, program)
-                at = compile_one.index("-o")
-                compile_one[at - 1:] = [f"{folder}/{path}" if path == source else source, "-o", f"{folder}/fault.o"]
-                subprocess.run([compile_one[0], f"-I{folder}", *compile_one[1:]], check=True)
-                archive = next(i for i, word in enumerate(link) if word.endswith(".a"))
-                subprocess.run([*link[:archive], f"{folder}/fault.o", *link[archive:-1], f"{folder}/program"], check=True)
-                problem = "" if fails(f"{folder}/program", test) else f"{test} does not fail"
-                os.remove(f"{folder}/{path}")
+        for name, *fault, test in FAULTS:
+            problem = plant(folder, build, *fault)
+            if not problem and not fails(f"{folder}/program", test):
+                problem = f"{test} does not fail"
             print(f"{'not ok' if problem else 'ok'} - {name}{': ' if problem else ''}{problem}", flush=True)
             failed += problem != ""
     print(f"{len(FAULTS) - failed} passed, {failed} failed")
