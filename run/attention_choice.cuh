@@ -191,7 +191,8 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose, with the same arguments, may compare fused with flash by fused_check. If so, the caller
-// must check flash first. Ends the program where --flash-kernels wgmma is impossible.
+// must check flash first, then cuDNN, each in a process of its own. Ends the program where --flash-kernels wgmma is
+// impossible.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;
@@ -199,7 +200,8 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    return !*r.fused && !*kernels && attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
+    return !*r.fused && !*kernels && fused_installed() != 0 &&
+           attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 
 // Chooses the backend: fused if demands.fastest names it or, without measurements, if it is known to be faster, or if

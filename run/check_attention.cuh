@@ -18,6 +18,9 @@ struct attention_check {
     bool rotary, biases, amax;               // what is fused into the run's calls
     float dropout;                           // --attention-dropout
     bool any_order;                          // backward's bits may differ between calls
+    bool in_fp8;                             // by cuDNN, instead of bf16
+    struct fp8_attention_demands fp8;        // where in_fp8
+    uint64_t cudnn;                          // fused_installed(); 0 if `backend` is not fused
 };
 
 // The bounds are smaller by this factor in fp32: errors are about 2^-19, but 2^-11 if 1xTF32 stands in for 3xTF32.

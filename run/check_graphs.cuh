@@ -83,8 +83,7 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
 // warns and uses no graphs. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
-    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode ||
-        !self_check_any_rank_wants(r, ATTENTION_FLASH))
+    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || !self_check_any_rank_wants(r))
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);

@@ -125,7 +125,7 @@ static void check_parts(struct run *r) {
     char *const memory = arenas->base[ARENA_ACTIVATIONS];
     const size_t room = arenas->bytes[ARENA_ACTIVATIONS];
     bool offloads = false;
-    if (!self_check_any_rank_wants(r, ATTENTION_FLASH))
+    if (!self_check_any_rank_wants(r))
         return;
     for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
         offloads = offloads || arenas->bytes[i] > 0;

@@ -32,6 +32,7 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
+    const char *refused[ATTENTION_BACKENDS_COUNT];
     char reason[256];
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -43,6 +44,8 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     if (device_is_gpu(&r->dev) && attention_switched_off("NVTE_FUSED_ATTN"))
         fail("%s is cuDNN's, which NVTE_FUSED_ATTN=0 in the environment switches off; unset it or leave %s out", option,
              option);
+    if (!self_check_fp8_attention(r, fp8_attention_demands_of(c), refused))
+        fail("%s, by cuDNN, %s; install another cuDNN, or leave %s out", option, refused[ATTENTION_FUSED], option);
     fp8_attention_unavailable_reason(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
     if (*reason)
         fail("%s %s; or leave %s out", option, reason, option);
@@ -126,14 +129,21 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
     return without;
 }
 // Whether the self-check accepts all ranks' choices; if not, sets refused[] to why. *judged: the choice accepted last,
-// or ATTENTION_AUTO. Checks nothing if each rank's choice is its *judged. Every rank calls this.
+// or ATTENTION_AUTO. Checks nothing if each rank's choice is its *judged, nor fused, which passes_with_flash has judged.
+// Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");
-    if (is_new && !self_check_attention(r, choice, refused))
+    if (is_new && choice != ATTENTION_FUSED && !self_check_attention(r, choice, refused))
         return false;
     *judged = choice;
     return true;
+}
+// Whether the self-check accepts flash, with which fused is compared and to which it leaves calls with windows, and
+// fused, unless a child has timed it; if not, sets refused[] to why. Every rank calls this.
+static bool passes_with_flash(struct run *r, struct attention_demands *demands) {
+    return self_check_attention(r, ATTENTION_FLASH, demands->refused) &&
+           (demands->fastest == ATTENTION_FUSED || self_check_attention(r, ATTENTION_FUSED, demands->refused));
 }
 // Chooses the backend that --attention-backend names or, for auto, the fastest that all ranks can use and none finds
 // wrong on its GPU. Ends the program if none is left. The device must be open, except in a plan. Every rank calls this.
@@ -152,12 +162,11 @@ static struct attention_choice choose_attention(struct run *r) {
     demands.kernels = kernels_of_option(c->attention.flash_kernels);
     const enum attention_backend wanted = backend_of_option(c->attention.attention_backend);
     enum attention_backend judged = ATTENTION_AUTO;
-    bool flash_is_right = false, measured = wanted != ATTENTION_AUTO;
+    bool may_fuse = false, measured = wanted != ATTENTION_AUTO;
     for (;;) {
-        // fused is compared with flash, and leaves calls with windows to it
-        if (!flash_is_right && parallel_largest(r->parallel, attention_may_check_fused(wanted, shape, demands, &r->dev),
-                                                "attention by cuDNN"))
-            flash_is_right = self_check_attention(r, ATTENTION_FLASH, demands.refused);
+        if (!may_fuse && parallel_largest(r->parallel, attention_may_check_fused(wanted, shape, demands, &r->dev),
+                                          "attention by cuDNN"))
+            may_fuse = passes_with_flash(r, &demands);
         const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
         const int without = rank_without_fused(r, &choice);
         if (without >= 0) {

@@ -1,7 +1,7 @@
 // --self-check: attention on a GPU is checked before memory is planned (docs/internals/self-check.md). A child process
 // with a deadline tests the backend that the run has chosen (run/check_attention.cuh). A crash, a hang or wrong numbers
 // end only the child, and the run takes the next simpler backend: wgmma, mma.sync, unfused. Verdicts are kept in --out,
-// by GPU, driver, libraries, program and request. cuDNN's attention is compared with flash in this process.
+// by GPU, driver, libraries, program and request. A child compares cuDNN with flash before this process does.
 #pragma once
 #include "config/layers.h" // config_rotates, config_window
 #include "run/run.cuh"     // struct run
@@ -14,26 +14,35 @@
 #include "runtime/machine/child.h"   // child_run
 #include "runtime/machine/say.h"     // say_warning
 #include "runtime/net/parallel.h"    // parallel_largest, parallel_share_text
+#include <inttypes.h>                // PRIx64, SCNx64
 #include <signal.h>                  // SIGSEGV
 #include <sys/stat.h>                // stat
 
 #define SELF_CHECK_NAME "self_check.txt"
-enum { SELF_CHECK_REQUEST = 256, SELF_CHECK_KEY = 1280, SELF_CHECK_MAX_FILE = 1 << 20 };
+enum { SELF_CHECK_REQUEST = 320, SELF_CHECK_KEY = 1280, SELF_CHECK_MAX_FILE = 1 << 20 };
 static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 8 GPUs takes up to 20
 
 // ---- The request: what a child is asked, as words of a command line ----
 
-// Writes the words that ask a child of this process for a check on GPU `gpu` to text (SELF_CHECK_REQUEST bytes).
+// Returns what FP8 attention is to do as bits, 0 without it.
+static int self_check_fp8_bits(const struct attention_check *check) {
+    const struct fp8_attention_demands *d = &check->fp8;
+    return check->in_fp8 ? 1 | d->full << 1 | d->delayed << 2 | (d->gradients == FP8_E5M2) << 3 : 0;
+}
+// Writes the words that ask a child of this process for a check on GPU `gpu` to text (SELF_CHECK_REQUEST bytes). B and
+// T are 0 for backends that are judged at lengths of their own.
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
+    const bool sized = check->backend == ATTENTION_FUSED;
     snprintf(
         text, SELF_CHECK_REQUEST,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%.9g",
+        "biases=%d amax=%d any_order=%d dropout=%.9g B=%d T=%d cudnn=%" PRIx64 " fp8=%d",
         (int)getpid(), gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
-        check->any_order, (double)check->dropout);
+        check->any_order, (double)check->dropout, sized ? s->B : 0, sized ? s->T : 0, check->cudnn,
+        self_check_fp8_bits(check));
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
 static bool self_check_heads_are_valid(const struct attention_shape *s) {
@@ -43,17 +52,17 @@ static bool self_check_heads_are_valid(const struct attention_shape *s) {
 // Reads what self_check_write_request wrote. Returns false where this program can't make such a check.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
-    int backend, simpler, hides, rotary, biases, amax, any_order;
+    int backend, simpler, hides, rotary, biases, amax, any_order, fp8;
     memset(check, 0, sizeof *check);
     const int read = sscanf(
         text,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%f",
+        "biases=%d amax=%d any_order=%d dropout=%f B=%d T=%d cudnn=%" SCNx64 " fp8=%d",
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
-        &hides, &rotary, &biases, &amax, &any_order, &check->dropout);
-    if (read != 15 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
-        !self_check_heads_are_valid(s))
+        &hides, &rotary, &biases, &amax, &any_order, &check->dropout, &s->B, &s->T, &check->cudnn, &fp8);
+    if (read != 19 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
+        !self_check_heads_are_valid(s) || (backend == ATTENTION_FUSED && (s->B < 1 || s->T < 1)))
         return false;
     check->backend = (enum attention_backend)backend;
     check->simpler = (enum attention_backend)simpler;
@@ -62,16 +71,21 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
     check->biases = biases;
     check->amax = amax;
     check->any_order = any_order;
+    check->in_fp8 = fp8 & 1;
+    check->fp8.full = fp8 >> 1 & 1;
+    check->fp8.delayed = fp8 >> 2 & 1;
+    check->fp8.any_order = any_order;
+    check->fp8.gradients = fp8 >> 3 & 1 ? FP8_E5M2 : FP8_E4M3;
     return true;
 }
 
 // ---- The child ----
 
 // A child's lines, among the libraries' own. OPEN: the GPU is open. ITSELF: the backend is right, as far as can be told
-// without a simpler one. Last is RIGHT or WRONG. ITSELF and RIGHT end with the largest distance, WRONG with why.
+// without a simpler one. Last is RIGHT or WRONG. ITSELF and RIGHT end with how far from right, WRONG with why.
 #define SELF_CHECK_OPEN "self-check: open"
 #define SELF_CHECK_ITSELF "self-check: right by itself "
-#define SELF_CHECK_IS_RIGHT "self-check: right, within "
+#define SELF_CHECK_IS_RIGHT "self-check: right, "
 #define SELF_CHECK_IS_WRONG "self-check: wrong, "
 
 // Judges the backend by itself or by the simpler one, as `stage` says: with all keys seen and, if the model hides some,
@@ -83,6 +97,25 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check.hides_keys = hidden;
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
+}
+// Has cuDNN compared with flash, in bf16 or FP8. Writes its fault to reason (size bytes), "" where cuDNN refuses the
+// shape: the run will find that itself.
+static void self_check_cudnn(char *reason, size_t size, const struct attention_check *check, struct device *dev) {
+    char text[256];
+    if (check->in_fp8)
+        fp8_attention_unavailable_reason(text, sizeof text, check->shape, check->fp8, dev);
+    else
+        fused_unavailable_reason(text, sizeof text, check->shape, check->any_order, dev);
+    const bool refuses = *text;
+    text[0] = '\0';
+    if (!refuses && check->in_fp8)
+        fp8_attention_check(text, sizeof text, check->shape, check->fp8, dev);
+    else if (!refuses)
+        fused_check(text, sizeof text, check->shape, check->any_order, dev);
+    if (*text && check->in_fp8)
+        snprintf(reason, size, "%s: %.200s", fp8_attention_describe(dev), text);
+    else
+        snprintf(reason, size, "%.200s", text);
 }
 // Opens GPU `gpu` in this child and prints SELF_CHECK_OPEN. From here on the child ends when process `parent` does.
 static void self_check_open(struct device *dev, struct cudaDeviceProp *properties, int parent, int gpu) {
@@ -112,16 +145,21 @@ static int self_check_serve(const char *request) {
     if (!self_check_read_request(&check, &parent, &gpu, request))
         fail("a self-check's request is not understood: %s", request);
     self_check_open(&dev, &properties, parent, gpu);
-    self_check_stage(reason, sizeof reason, check, JUDGE_BY_ITSELF, properties.multiProcessorCount, &largest, &dev);
-    if (!*reason) {
-        printf("\n" SELF_CHECK_ITSELF "%.2g\n", largest);
+    if (check.backend == ATTENTION_FUSED)
+        self_check_cudnn(reason, sizeof reason, &check, &dev);
+    else
+        self_check_stage(reason, sizeof reason, check, JUDGE_BY_ITSELF, properties.multiProcessorCount, &largest, &dev);
+    if (!*reason && check.simpler != ATTENTION_AUTO) {
+        printf("\n" SELF_CHECK_ITSELF "within %.2g\n", largest);
         self_check_stage(reason, sizeof reason, check, JUDGE_BY_SIMPLER, properties.multiProcessorCount, &largest,
                          &dev);
     }
     if (*reason)
         printf("\n" SELF_CHECK_IS_WRONG "%s\n", reason);
+    else if (check.backend == ATTENTION_FUSED)
+        printf("\n" SELF_CHECK_IS_RIGHT "by flash\n");
     else
-        printf("\n" SELF_CHECK_IS_RIGHT "%.2g\n", largest);
+        printf("\n" SELF_CHECK_IS_RIGHT "within %.2g\n", largest);
     self_check_close(&dev);
     return EXIT_SUCCESS;
 }
@@ -232,7 +270,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
     } else if (by_itself || in_full) {
         verdict->kind = SELF_CHECK_RIGHT;
         verdict->lasts = in_full;
-        snprintf(text, size, "within %s", within);
+        snprintf(text, size, "%s", within);
     } else {
         const bool open = self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN);
         verdict->kind =
@@ -375,8 +413,8 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank is to check its `backend`, by --self-check, on an open GPU. Fused never is. Every rank calls this.
-static bool self_check_any_rank_wants(struct run *r, enum attention_backend backend) {
+// Whether any rank is to check its GPU, which is open, by --self-check. Every rank calls this.
+static bool self_check_any_rank_wants(struct run *r) {
     const struct config *c = r->config;
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
     bool wanted = false;
@@ -385,7 +423,7 @@ static bool self_check_any_rank_wants(struct run *r, enum attention_backend back
     case CHECK_ALWAYS: wanted = true; break;
     case CHECK_OFF: break;
     }
-    return r->dev.open && parallel_largest(r->parallel, wanted && backend != ATTENTION_FUSED, "whether to check");
+    return r->dev.open && parallel_largest(r->parallel, wanted, "whether to check");
 }
 // Returns the simpler backend to compare with, or ATTENTION_AUTO where there is none or it needs too much memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
@@ -424,6 +462,7 @@ static struct attention_check attention_check_of(struct run *r, enum attention_b
     check.amax = c->fp8.fp8_format != FP8_FORMAT_NONE;
     check.any_order = !c->attention.deterministic_mode;
     check.dropout = c->model.attention_dropout;
+    check.cudnn = backend == ATTENTION_FUSED ? fused_installed() : 0;
     return check;
 }
 // Shares this rank's verdict of `backend`; GPUs, and so backends, may differ between ranks. Returns a backend that some
@@ -451,18 +490,16 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Checks a backend on this GPU, unless its verdict is known or no check is wanted. Returns false if some rank's backend
-// is wrong; refused[] of that backend is then why, in r->self_check. A missing verdict passes. Every rank calls this.
-static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
+// Makes a check on this GPU, unless its verdict is known. Returns false if some rank's backend is
+// wrong; refused[] of that backend is then why, in r->self_check. A missing verdict passes. Every rank calls this.
+static bool self_check_passes(struct run *r, const struct attention_check *check, const char **refused) {
     struct self_check *s = &r->self_check;
+    const enum attention_backend backend = check->backend;
     char request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
-    if (!self_check_any_rank_wants(r, backend))
-        return true;
     if (!s->is_read && r->config->device.self_check != CHECK_ALWAYS)
         self_check_read(r);
-    const struct attention_check check = attention_check_of(r, backend);
     struct self_verdict verdict;
-    self_check_write_request(request, &check, r->dev.index);
+    self_check_write_request(request, check, r->dev.index);
     self_check_write_key(key, request, &r->dev);
     const bool is_new = !s->known || !self_check_find(&verdict, s->known, key);
     if (is_new) {
@@ -474,13 +511,30 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
     const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
     if (is_new && verdict.kind != SELF_CHECK_UNKNOWN && verdict.lasts && r->config->device.self_check == CHECK_AUTO)
         self_check_add(&s->found, &verdict, key);
-    s->last = verdict;
+    if (backend != ATTENTION_FUSED || verdict.kind == SELF_CHECK_UNKNOWN)
+        s->last = verdict;
     if (wrong == ATTENTION_AUTO)
         return true;
     snprintf(s->refused[wrong], sizeof s->refused[wrong], "failed the self-check: %s",
              wrong == backend ? verdict.text : "another rank's GPU gives wrong numbers");
     refused[wrong] = s->refused[wrong];
     return false;
+}
+// Checks a backend where a check is wanted: self_check_passes's result, or true. Every rank calls this.
+static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
+    if (!self_check_any_rank_wants(r))
+        return true;
+    const struct attention_check check = attention_check_of(r, backend);
+    return self_check_passes(r, &check, refused);
+}
+// Checks cuDNN's FP8 attention as self_check_attention does a backend.
+static bool self_check_fp8_attention(struct run *r, struct fp8_attention_demands demands, const char **refused) {
+    if (!self_check_any_rank_wants(r))
+        return true;
+    struct attention_check check = attention_check_of(r, ATTENTION_FUSED);
+    check.in_fp8 = true;
+    check.fp8 = demands;
+    return self_check_passes(r, &check, refused);
 }
 
 // Logs the last check's verdict in the row "self-check", unless none was made or it is WRONG.
@@ -504,6 +558,9 @@ static void self_check_report(const struct run *r) {
 
 static void self_check_report(const struct run *r) {}
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) { return true; }
+static bool self_check_fp8_attention(struct run *r, struct fp8_attention_demands demands, const char **refused) {
+    return true;
+}
 static void self_check_save(struct run *r) {}
 
 #endif

@@ -10,7 +10,6 @@ enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEAS
 #ifdef TARGET_CUDA
 #include "run/time_attention.cuh"     // time_attention
 #include "runtime/machine/text_add.h" // text_add
-#include <inttypes.h>                 // PRIx64, SCNx64
 
 // How many times as fast as the choice by rule another backend must be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
@@ -78,30 +77,28 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Writes why a backend can't be timed to reason (size bytes), or "". Fused is only asked whether it can be used. Any
-// other backend is checked by itself, not against a simpler one.
+// Writes why a backend can't be timed to reason (size bytes), or "". Any but fused is checked by itself, not against a
+// simpler one.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;
-    char fused[320] = "";
+    char wrong[256] = "", fused[320] = "";
     double largest = 0;
-    reason[0] = '\0';
-    if (backend == ATTENTION_FUSED) {
-        memset(&demands, 0, sizeof demands);
-        demands.any_order = m->check.any_order;
-        attention_fused_reason(fused, sizeof fused, ATTENTION_AUTO, m->check.shape, demands, dev);
-        snprintf(reason, size, "%.200s", strncmp(fused, "fused: ", 7) == 0 ? fused + 7 : fused);
-        return;
-    }
     struct attention_check check = m->check;
     check.backend = backend;
     check.simpler = ATTENTION_AUTO;
-    self_check_stage(reason, size, check, JUDGE_BY_ITSELF, multiprocessors, &largest, dev);
-    if (*reason) {
-        char text[256];
-        snprintf(text, sizeof text, "%s", reason);
-        snprintf(reason, size, "failed the self-check: %.200s", text);
-    }
+    if (backend == ATTENTION_FUSED) {
+        memset(&demands, 0, sizeof demands);
+        demands.any_order = check.any_order;
+        self_check_cudnn(wrong, sizeof wrong, &check, dev);
+        if (!*wrong)
+            attention_fused_reason(fused, sizeof fused, ATTENTION_AUTO, check.shape, demands, dev);
+    } else
+        self_check_stage(wrong, sizeof wrong, check, JUDGE_BY_ITSELF, multiprocessors, &largest, dev);
+    if (*wrong)
+        snprintf(reason, size, "failed the self-check: %.200s", wrong);
+    else
+        snprintf(reason, size, "%.200s", strncmp(fused, "fused: ", 7) == 0 ? fused + 7 : fused);
 }
 static int measure_serve(const char *request) {
     struct measure_request m;
@@ -283,7 +280,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     struct self_measured *measured = &r->self_check.measured;
     struct self_verdict verdicts[ATTENTION_BACKENDS_COUNT];
     enum self_measure_result result = SELF_MEASURE_NOTHING;
-    if (rule == ATTENTION_UNFUSED || !self_check_any_rank_wants(r, ATTENTION_FLASH))
+    if (rule == ATTENTION_UNFUSED || !self_check_any_rank_wants(r))
         return result;
     const struct measure_request m = measure_request_of(r, rule, demands);
     if (!parallel_largest(r->parallel, measure_others_bits(&m) != 0, "the time of attention"))

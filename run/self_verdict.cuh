@@ -21,11 +21,11 @@ struct self_measured {
     double seconds;                               // that measuring took; 0: known from before, or not tried
 };
 struct self_check {
-    bool is_read;   // the file in --out has been read
-    char *known;    // lines of verdicts: the file's, then this start's; NULL: none
-    char *found;    // lines to add to the file; NULL: none
-    double seconds; // of all checks
-    struct self_verdict last;
+    bool is_read;             // the file in --out has been read
+    char *known;              // lines of verdicts: the file's, then this start's; NULL: none
+    char *found;              // lines to add to the file; NULL: none
+    double seconds;           // of all checks
+    struct self_verdict last; // of our own kernels, or UNKNOWN
     struct self_measured measured;
     char refused[ATTENTION_BACKENDS_COUNT][320]; // why a backend may not be chosen; "": it may
 };

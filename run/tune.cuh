@@ -260,7 +260,7 @@ static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
     const double begin = seconds_now();
-    const bool proves = self_check_any_rank_wants(r, ATTENTION_FLASH);
+    const bool proves = self_check_any_rank_wants(r);
     if (c->device.matmul_tuning || proves) {
         matmul_list_begin(r->dev.matmul);
         gpt_dry_run(r->model);

@@ -131,12 +131,30 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(asked.stderr, r"no attention backend is left \(flash: failed the self-check: .*unfused: --attention-backend flash")
 
     def test_flash_is_judged_before_cudnn(self):
-        """cuDNN's attention is compared with flash in the run's own process, and leaves windows to flash."""
+        """cuDNN's attention is compared with flash, and leaves windows to flash."""
         right, _ = self.start("cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0")
         self.assertRegex(self.row(right, "attention"), r"^attention +fused, ")
         self.assertIn("kernels are right", self.row(right, "self-check"))
         wrong, _ = self.start("no_cudnn", NVTE_FUSED_ATTN="1", EMU_CAPABILITY="10.0", EMU_FAULT="wrong:flash")
         self.assertRegex(self.row(wrong, "attention"), r"unfused, .*flash: failed the self-check: .*fused: leaves windows to flash, which failed the self-check")
+
+    def test_cudnn_is_judged_in_a_child(self):
+        """A hang or a fault in cuDNN, which the rules choose on 10.x, ends a child; FP8 attention, which only cuDNN has, ends the run."""
+        cudnn = {"NVTE_FUSED_ATTN": "1", "EMU_CUDNN_VERSION": "92800", "EMU_CAPABILITY": "10.0"}
+        in_fp8 = ["--attention-backend", "flash", "--fp8-format", "hybrid", "--fp8-dot-product-attention", "full"]
+        _, flash = self.start("no_fused", "--attention-backend", "flash", "--self-check", "off", **cudnn)
+        for fault, limit, said in (("hang", 6, "it did not end within 6 s"), ("illegal", 60, ".*an illegal memory access")):
+            result, losses = self.start(fault, **cudnn, EMU_FAULT=fault + ":cudnnBackendExecute", TRAIN_GPT_SELF_CHECK_SECONDS=str(limit))
+            self.assertRegex(self.row(result, "attention "), "flash, mma.sync .*; fused: failed the self-check: " + said)
+            self.assertEqual((losses, list(self.refused[0])), (flash, ["cuDNN"]))
+        ended, _ = self.start("in_fp8", *in_fp8, **cudnn, EMU_FAULT="illegal:cudnnBackendExecute")
+        self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
+        self.assertRegex(ended.stderr, "--fp8-dot-product-attention, by cuDNN, failed the self-check: .*an illegal memory access"
+                         ".*; install another cuDNN, or leave --fp8-dot-product-attention out")
+        again, losses = self.start("illegal", **cudnn)  # the fault is gone, its verdict stays
+        self.assertIn("fused: failed the self-check: ", self.row(again, "attention "))
+        self.assertIn("by self_check.txt", self.row(again, "self-check"))
+        self.assertEqual(losses, flash)
 
     def times(self, result):
         """Returns what the report says of each backend's milliseconds."""
