@@ -118,7 +118,7 @@ static int run_training(struct run *r) {
     r->device_watch = watch_device(&r->dev);
     watched(r, tune_matmuls);
     watched(r, check_parts);
-    find_peak(r);
+    watched(r, find_peak);
     report(r);
     if (r->finished >= c->training.train_steps)
         log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->training.train_steps);

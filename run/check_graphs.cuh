@@ -1,7 +1,8 @@
 // The self-check of CUDA graphs: a start's first micro-step is computed kernel by kernel, then as a graph, each over
 // NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph.
 #pragma once
-#include "run/self_check.cuh" // self_check_any_rank_wants
+#include "run/check_deadline.cuh" // deadline_begin
+#include "run/self_check.cuh"     // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
 
@@ -87,9 +88,14 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);
+    const struct timed_check check = {"the first micro-step, enqueued as a graph,",
+                                      "start again with --cuda-graphs=false"};
+    const double begin = seconds_now();
     const struct graph_check_result plain = graph_check_pass(r, batch, scale);
     graph_check_restore(&scales, m);
+    deadline_begin(r, &check, 2 * (seconds_now() - begin));
     const struct graph_check_result graph = graph_check_pass(r, batch, scale);
+    deadline_end(r);
     graph_check_restore(&scales, m);
     if (!graph_check_equal(r, &plain, &graph)) {
         snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "the self-check found a difference");

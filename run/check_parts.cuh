@@ -1,6 +1,7 @@
 // The self-check of FP8's casts and of copies between host and device, on known numbers: a wrong one ends the program.
 #pragma once
-#include "run/self_check.cuh" // self_check_any_rank_wants
+#include "run/check_deadline.cuh" // deadline_begin
+#include "run/self_check.cuh"     // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
 #include "run/check_copies.cuh"   // copies_are_right
@@ -106,13 +107,18 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
 }
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
 // Ends the program if FP8, which must be on, casts other bits than the host. memory: cast_bytes on device, overwritten.
-static void check_casts(const struct fp8_state *f, char *memory, struct device *dev) {
+static void check_casts(struct run *r, char *memory) {
+    const struct fp8_state *const f = &r->model->fp8;
+    struct timed_check check = {"", "leave out --fp8-format"};
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
         const enum fp8_operand operand = (enum fp8_operand)i;
-        if (!cast_is_right(fp8_format_of(f, operand), fp8_granularity_of(f, operand), memory, dev))
+        snprintf(check.what, sizeof check.what, "FP8's cast of %s", names[i]);
+        deadline_begin(r, &check, 0);
+        if (!cast_is_right(fp8_format_of(f, operand), fp8_granularity_of(f, operand), memory, &r->dev))
             fail("self-check: FP8's casts of %s have other bits on this GPU than on the host; leave out --fp8-format",
                  names[i]);
+        deadline_end(r);
     }
 }
 
@@ -130,11 +136,14 @@ static void check_parts(struct run *r) {
     for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
         offloads = offloads || arenas->bytes[i] > 0;
     if (fp8_is_on(&m->fp8) && room >= cast_bytes())
-        check_casts(&m->fp8, memory, &r->dev);
+        check_casts(r, memory);
     const size_t share = room / (2 * COPIES) / alignment * alignment;
+    const struct timed_check copies = {"a copy to this GPU and back", "a run without offloads makes none"};
+    deadline_begin(r, &copies, 0);
     if (offloads && share > 0 &&
         !copies_are_right(&m->timeline.transfers, memory, share < most_bytes ? share : most_bytes, &r->dev))
         fail("self-check: what is copied to this GPU and back is not what it was; a run without offloads copies none");
+    deadline_end(r);
 }
 
 #else

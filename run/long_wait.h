@@ -7,14 +7,19 @@
 #include <stdlib.h>                  // calloc
 #include <time.h>                    // clock_gettime
 
+// say_it(seconds, context) is called in a wait of more than `seconds`.
+struct long_wait_limit {
+    double seconds;
+    void (*say_it)(double seconds, const void *context);
+    const void *context;
+};
 struct long_wait {
     pthread_t thread;
     pthread_mutex_t mutex; // of all that follow
     pthread_cond_t changed;
     bool waits, ends;
-    struct timespec until; // of the wait at hand, by the monotonic clock
-    double seconds;
-    void (*say_it)(double seconds);
+    struct timespec until;             // of the wait at hand, by the monotonic clock
+    struct long_wait_limit limit, now; // of waits that have none of their own, of the wait at hand
 };
 
 // Whether the present wait has passed its limit, watch->until. The caller holds watch->mutex, and watch->waits is true.
@@ -36,20 +41,19 @@ static void *long_wait_main(void *argument) {
         if (!watch->waits || !long_wait_is_overdue(watch)) // the wait ended meanwhile, or it is another one
             continue;
         watch->waits = false; // it is said once
-        watch->say_it(watch->seconds);
+        watch->now.say_it(watch->now.seconds, watch->now.context);
     }
     pthread_mutex_unlock(&watch->mutex);
     return NULL;
 }
-// Returns a new watch, for long_wait_close. Its thread calls say_it(seconds) once in each wait of more than `seconds`;
+// Returns a new watch, for long_wait_close. Its thread calls the limit's say_it once in each wait that is too long;
 // say_it may call none of these functions. NULL: no memory or thread; all functions take NULL, and watch nothing.
-static struct long_wait *long_wait_open(double seconds, void (*say_it)(double seconds)) {
+static struct long_wait *long_wait_open(struct long_wait_limit limit) {
     struct long_wait *const watch = (struct long_wait *)calloc(1, sizeof *watch);
     pthread_condattr_t clock;
     if (!watch)
         return NULL;
-    watch->seconds = seconds;
-    watch->say_it = say_it;
+    watch->limit = limit;
     pthread_mutex_init(&watch->mutex, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -75,16 +79,18 @@ static void long_wait_close(struct long_wait *watch) {
     pthread_mutex_destroy(&watch->mutex);
     free(watch);
 }
-static void long_wait_begin_or_end(struct long_wait *watch, bool waits) {
+// Begins a wait within the limit (NULL: the watch's own), or ends one.
+static void long_wait_begin_or_end(struct long_wait *watch, bool waits, const struct long_wait_limit *limit) {
     if (!watch)
         return;
     pthread_mutex_lock(&watch->mutex);
     watch->waits = waits;
     if (waits) {
-        const double whole = floor(watch->seconds);
+        watch->now = limit ? *limit : watch->limit;
+        const double whole = floor(watch->now.seconds);
         clock_gettime(CLOCK_MONOTONIC, &watch->until);
         watch->until.tv_sec += (time_t)whole;
-        watch->until.tv_nsec += (long)(1e9 * (watch->seconds - whole));
+        watch->until.tv_nsec += (long)(1e9 * (watch->now.seconds - whole));
         if (watch->until.tv_nsec >= 1000000000L) {
             watch->until.tv_nsec -= 1000000000L;
             watch->until.tv_sec++;
@@ -94,5 +100,9 @@ static void long_wait_begin_or_end(struct long_wait *watch, bool waits) {
     pthread_mutex_unlock(&watch->mutex);
 }
 // Begins a wait, which long_wait_end ends, in the place of any other. One thread begins and ends all waits.
-static void long_wait_begin(struct long_wait *watch) { long_wait_begin_or_end(watch, true); }
-static void long_wait_end(struct long_wait *watch) { long_wait_begin_or_end(watch, false); }
+static void long_wait_begin(struct long_wait *watch) { long_wait_begin_or_end(watch, true, NULL); }
+// Begins a wait as long_wait_begin does, by another limit unless that is NULL.
+static void long_wait_begin_within(struct long_wait *watch, const struct long_wait_limit *limit) {
+    long_wait_begin_or_end(watch, true, limit);
+}
+static void long_wait_end(struct long_wait *watch) { long_wait_begin_or_end(watch, false, NULL); }

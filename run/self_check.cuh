@@ -413,17 +413,19 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether any rank is to check its GPU, which is open, by --self-check. Every rank calls this.
-static bool self_check_any_rank_wants(struct run *r) {
-    const struct config *c = r->config;
+// Whether --self-check, and the site's TRAIN_GPT_SELF_CHECK, ask this rank for checks.
+static bool self_check_is_wanted(const struct config *c) {
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
-    bool wanted = false;
     switch (c->device.self_check) {
-    case CHECK_AUTO: wanted = config_trains(c) && !(site && strcmp(site, "off") == 0); break;
-    case CHECK_ALWAYS: wanted = true; break;
+    case CHECK_AUTO: return config_trains(c) && !(site && strcmp(site, "off") == 0);
+    case CHECK_ALWAYS: return true;
     case CHECK_OFF: break;
     }
-    return r->dev.open && parallel_largest(r->parallel, wanted, "whether to check");
+    return false;
+}
+// Whether any rank is to check its GPU, which is open. Every rank calls this.
+static bool self_check_any_rank_wants(struct run *r) {
+    return r->dev.open && parallel_largest(r->parallel, self_check_is_wanted(r->config), "whether to check");
 }
 // Returns the simpler backend to compare with, or ATTENTION_AUTO where there is none or it needs too much memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,

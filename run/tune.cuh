@@ -1,7 +1,8 @@
 // Chooses algorithms of the matrix products before the first step, on rank 0 for all ranks, so that all have the same
 // bits. Times products of training and validation that the checkpoint's file, or --out's, lacks; others use heuristics.
 #pragma once
-#include "run/self_check.cuh" // self_check_any_rank_wants
+#include "run/check_deadline.cuh" // deadline_begin
+#include "run/self_check.cuh"     // self_check_any_rank_wants
 #ifdef TARGET_CUDA
 #include "kernels/matmul/choices.cuh" // struct matmul_choice, matmul_tune
 #endif
@@ -146,10 +147,20 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
+// Gives the work on a product a deadline, up to deadline_end, by *check, which is filled.
+static void tune_deadline_begin(struct run *r, struct timed_check *check, const struct matmul_product *product) {
+    const struct gemm *gemm = &product->gemm;
+    snprintf(check->what, sizeof check->what, "a product of %lld x %lld x %lld by cuBLASLt", (long long)gemm->rows,
+             (long long)gemm->cols, (long long)gemm->depth);
+    check->instead = r->config->device.matmul_tuning ? "--matmul-tuning=false takes the heuristics' first algorithms"
+                                                     : "another version of the library or of the driver may be right";
+    deadline_begin(r, check, 0);
+}
 // Times the listed products that have no choice yet, keeps the choices and returns how many. If any, overwrites the
 // activations, and zeroes device gradients and FP8's inverse scales: call this before the first step.
 static int tune_time(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
+    struct timed_check check;
     int timed = 0;
     if (library->choice_count == library->product_count)
         return 0;
@@ -157,7 +168,9 @@ static int tune_time(struct run *r) {
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
+        tune_deadline_begin(r, &check, product);
         timed += !matmul_choice_of(library, &key) && matmul_tune(library, product, &noise, &r->dev);
+        deadline_end(r);
     }
     tune_end(r, &noise);
     return timed;
@@ -167,8 +180,12 @@ static int tune_time(struct run *r) {
 static void tune_check_products(struct run *r) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
-    for (int i = 0; i < library->product_count; i++)
+    struct timed_check check;
+    for (int i = 0; i < library->product_count; i++) {
+        tune_deadline_begin(r, &check, &library->products[i]);
         matmul_prove(library, &library->products[i], &noise, &r->dev);
+        deadline_end(r);
+    }
     tune_end(r, &noise);
 }
 // Sets r->tuning to the start-up report's text. path: the file that the choices that were not timed come from.

@@ -10,7 +10,7 @@
 static const double DEVICE_WATCH_SECONDS = 300;
 
 // Warns that the host has waited `seconds` for the GPU, and names what was enqueued last.
-static void warn_host_waits(double seconds) {
+static void warn_host_waits(double seconds, const void *unused) {
     char names[512];
     say_warning(
         "the GPU has kept the host for %g s. Enqueued last, the newest first: %s. Where it never ends, a run with "
@@ -25,5 +25,6 @@ static struct long_wait *watch_device(const struct device *dev) {
     const double seconds = text ? strtod(text, &end) : DEVICE_WATCH_SECONDS;
     if (!(seconds > 0 && seconds < 1e9) || (end && *end))
         fail("TRAIN_GPT_WATCH_SECONDS=%s in the environment: expected seconds above 0", text);
-    return device_is_gpu(dev) ? long_wait_open(seconds, warn_host_waits) : NULL;
+    const struct long_wait_limit limit = {seconds, warn_host_waits, NULL};
+    return device_is_gpu(dev) ? long_wait_open(limit) : NULL;
 }

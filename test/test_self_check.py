@@ -205,6 +205,16 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its algorithm differs .* --out's matmul_algorithms.txt")
 
+    def test_a_check_that_hangs_ends_the_run(self):
+        """Within the child's seconds, by a sentence that names what hung and how to start without it."""
+        for options, fault, said in (
+                (["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),
+                (["--fp8-format", "hybrid"], "fp8_tile", "FP8's cast of inputs did .*: leave out --fp8-format"),
+                ([], "a graph", "the first micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")):
+            result, _ = self.start("hangs", "--flash-kernels", "wgmma", *options, EMU_FAULT="hang:" + fault, TRAIN_GPT_SELF_CHECK_SECONDS="3")
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertRegex(result.stderr, "self-check: " + said.replace("did", r"did not end on this GPU within 3\S*"))
+
     def test_casts_are_checked(self):
         recipes = {"tensorwise": [], "delayed": [], "blockwise": ["--seq-length", 128]}
         for recipe in chosen(list(recipes), ["tensorwise"]):

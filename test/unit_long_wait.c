@@ -4,8 +4,8 @@
 #include <time.h>          // nanosleep
 
 static int said;
-static void say_it(double seconds) {
-    assert_true(seconds == 0.05);
+static void say_it(double seconds, const void *expected) {
+    assert_true(seconds == *(const double *)expected);
     __atomic_add_fetch(&said, 1, __ATOMIC_SEQ_CST);
 }
 static void sleep_ms(int ms) {
@@ -20,20 +20,26 @@ static void until_said(int times) {
     assert_int_equal(__atomic_load_n(&said, __ATOMIC_SEQ_CST), times);
 }
 
+static const double short_s = 0.05, shorter_s = 0.02;
+static const struct long_wait_limit limit = {0.05, say_it, &short_s}, shorter = {0.02, say_it, &shorter_s};
 static void a_long_wait_is_said_once(void **state) {
     said = 0;
-    struct long_wait *const watch = long_wait_open(0.05, say_it);
+    struct long_wait *const watch = long_wait_open(limit);
     assert_non_null(watch);
     for (int times = 1; times <= 2; times++) {
         long_wait_begin(watch);
         until_said(times);
         long_wait_end(watch);
     }
+    long_wait_begin_within(watch, &shorter);
+    until_said(3);
+    long_wait_begin(watch);
+    until_said(4);
     long_wait_close(watch);
 }
 static void what_has_ended_is_not_said(void **state) {
     said = 0;
-    struct long_wait *const watch = long_wait_open(0.05, say_it);
+    struct long_wait *const watch = long_wait_open(limit);
     long_wait_begin(watch);
     long_wait_end(watch);
     until_said(0);
