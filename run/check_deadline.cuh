@@ -12,7 +12,7 @@ struct timed_check {
     char what[96];       // "the work"
     const char *instead; // how to start without it
 };
-// Ends the process: *check, a struct timed_check, did not end in time. exit() could wait for the GPU in CUDA's handlers.
+// Ends the process: *check, a struct timed_check, is late. exit() could wait for the GPU in CUDA's handlers.
 static void end_late_check(double seconds, const void *check) {
     const struct timed_check *const late = (const struct timed_check *)check;
     char names[512];

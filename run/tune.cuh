@@ -175,17 +175,19 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Compares a few elements of each listed product with sums in double, and ends the program for a wrong one. Leaves out
-// fused products with GELU's derivative. Overwrites what tune_time does.
-static void tune_check_products(struct run *r) {
+// Compares a few elements of each listed product whose flag in `wrong` (MATMUL_PLANS) is set with sums in double, and
+// clears the flags of those that are right. Leaves out fused products with GELU's derivative. Overwrites what tune_time
+// does.
+static void tune_prove(struct run *r, bool *wrong) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
     struct timed_check check;
-    for (int i = 0; i < library->product_count; i++) {
-        tune_deadline_begin(r, &check, &library->products[i]);
-        matmul_prove(library, &library->products[i], &noise, &r->dev);
-        deadline_end(r);
-    }
+    for (int i = 0; i < library->product_count; i++)
+        if (wrong[i]) {
+            tune_deadline_begin(r, &check, &library->products[i]);
+            wrong[i] = !matmul_prove(library, &library->products[i], &noise, &r->dev);
+            deadline_end(r);
+        }
     tune_end(r, &noise);
 }
 // Sets r->tuning to the start-up report's text. path: the file that the choices that were not timed come from.
@@ -250,6 +252,52 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
+// Proves all listed products if they are to be proven `here`. All ranks replace choices that any rank finds wrong by
+// the heuristics' first, which ends the program if it is wrong, too. Returns how many. Every rank calls this.
+static int tune_check_products(struct run *r, bool here) {
+    struct matmul_library *library = r->dev.matmul;
+    bool wrong[MATMUL_PLANS], dropped[MATMUL_PLANS] = {false};
+    int count = 0;
+    for (int i = 0; i < MATMUL_PLANS; i++)
+        wrong[i] = here && i < library->product_count;
+    if (here)
+        tune_prove(r, wrong);
+    for (;; count++) {
+        int last = -1;
+        for (int i = 0; i < MATMUL_PLANS; i++)
+            last = wrong[i] ? i : last;
+        const int i = parallel_largest(r->parallel, last, "the check of matmul algorithms");
+        if (i < 0)
+            break;
+        dropped[i] = i < library->product_count && matmul_drop_choice(library, &library->products[i]);
+        if (wrong[i] && !dropped[i])
+            matmul_fail_wrong(&library->products[i].gemm, "its algorithm differs");
+        wrong[i] = false;
+    }
+    if (count > 0)
+        tune_prove(r, dropped);
+    for (int i = 0; i < MATMUL_PLANS; i++)
+        if (dropped[i])
+            matmul_fail_wrong(&library->products[i].gemm, "its chosen algorithm and the heuristics' first differ");
+    return count;
+}
+static void tune_log_wrong(struct json *json, const void *text) {
+    json_str(json, "matmul algorithms", (const char *)text);
+}
+// Adds to r->tuning, and logs, how many algorithms multiply wrongly: `dropped` choices, and timed ones.
+static void tune_report_wrong(struct run *r, int dropped) {
+    char text[192] = "";
+    if (dropped > 0)
+        text_add(text, sizeof text, "%d chosen ones multiply wrongly, and give way to the heuristics' first", dropped);
+    if (r->dev.matmul->wrong > 0)
+        text_add(text, sizeof text, "%s%d timed ones multiply wrongly, and are left out", *text ? "; " : "",
+                 r->dev.matmul->wrong);
+    if (!*text)
+        return;
+    text_add(r->tuning, sizeof r->tuning, "; %s", text);
+    log_object(&r->log, r->first_step, "self_check", tune_log_wrong, text);
+}
+
 // Gives rank 0's choices to the other ranks. A rank with another GPU or library warns and keeps the heuristics'
 // choices. Every rank of a job of several ranks calls this.
 static void tune_share(struct run *r) {
@@ -272,7 +320,8 @@ static void tune_share(struct run *r) {
     free(others);
 }
 // Reads, completes and writes the file of matmul algorithms, unless --matmul-tuning=false. --self-check tests the
-// products. A bad file or product ends the program. Overwrites what tune_time does. Every rank calls this.
+// products. A bad file, or a product whose first algorithm is wrong too, ends the program. Overwrites what tune_time
+// does. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
@@ -285,7 +334,7 @@ static void tune_matmuls(struct run *r) {
     }
     if (!c->device.matmul_tuning) {
         if (proves)
-            tune_check_products(r);
+            tune_check_products(r, true);
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
         if (proves)
             snprintf(
@@ -303,9 +352,9 @@ static void tune_matmuls(struct run *r) {
     }
     if (r->parallel)
         tune_share(r);
-    if (proves && timed < r->dev.matmul->product_count)
-        tune_check_products(r);
+    const int dropped = proves ? tune_check_products(r, timed < r->dev.matmul->product_count) : 0;
     if (c->rank == 0) {
+        tune_report_wrong(r, dropped);
         size_t bytes = 0;
         char *text = tune_text(r->dev.matmul, others, &r->dev, &bytes);
         tune_write(r, text, bytes);

@@ -48,7 +48,7 @@ class MatmulTuning(unittest.TestCase):
 
     def losses(self, out):
         with open("%s/%s/log.jsonl" % (self.path, out)) as f:
-            return [(entry["loss"], entry["grad_norm"], entry.get("val_loss")) for entry in map(json.loads, f)]
+            return [(entry["loss"], entry["grad_norm"], entry.get("val_loss")) for entry in map(json.loads, f) if "loss" in entry]
 
     def algorithms(self, folder):
         """Returns for each product: its candidate, whether an epilogue does what comes with the product, and what that

@@ -197,13 +197,26 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
     def test_algorithms_from_before_are_checked(self):
-        """A run that goes on may have another library or GPU, which no key tells."""
-        self.assertIn("timed in", self.row(self.start("tuned", "--matmul-tuning=true")[0], "matmul algorithms"))
-        with open(self.folder.name + "/tuned/matmul_algorithms.txt", encoding="utf-8") as file:
-            chosen_before = re.search(r"^rows=.* fused=0 candidate=(\d+)", file.read(), re.M)[1]
-        wrong, _ = self.start("tuned", "--matmul-tuning=true", EMU_CUBLASLT_WRONG=chosen_before)
+        """A run that goes on may have another library or GPU, which no key tells. A wrong one gives way to the heuristics' first."""
+        times = {"EMU_CUBLASLT_TIMES": "900,200,300,800", "EMU_CUBLASLT_BGRAD_TIMES": "900", "EMU_CUBLASLT_DGELU_TIMES": "900"}
+        def kept():
+            with open(self.folder.name + "/tuned/matmul_algorithms.txt", encoding="utf-8") as file:
+                return set(re.findall(r"^rows=.* candidate=(\d+)", file.read(), re.M))
+
+        _, first = self.start("first")
+        tuned, _ = self.start("tuned", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="1")
+        left_out = r"\d+ timed ones multiply wrongly, and are left out"
+        self.assertRegex(self.row(tuned, "matmul algorithms"), "timed in .*; " + left_out)
+        self.assertRegex(self.refused[0]["matmul algorithms"], left_out)
+        self.assertEqual(kept(), {"2"})
+        wrong, losses = self.start("tuned", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="2")
+        gives_way = r"\d+ chosen ones multiply wrongly, and give way to the heuristics' first"
+        self.assertRegex(self.row(wrong, "matmul algorithms"), r"\d+ products, 0 timed .*; " + gives_way)
+        self.assertRegex(self.refused[-1]["matmul algorithms"], gives_way)
+        self.assertEqual((losses, kept()), (first, {"0"}))
+        wrong, _ = self.start("tuned", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="0")
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
-        self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its algorithm differs .* --out's matmul_algorithms.txt")
+        self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its chosen algorithm and the heuristics' first differ")
 
     def test_a_check_that_hangs_ends_the_run(self):
         """Within the child's seconds, by a sentence that names what hung and how to start without it."""
@@ -242,13 +255,16 @@ class SelfCheck(unittest.TestCase):
         return said, [rank.returncode for rank in ranks]
 
     def test_ranks_agree(self):
-        """A fault on one rank's GPU makes all ranks take the simpler kernels, in this start and in the next one."""
-        for fault in ({"EMU_FAULT": "wrong:sm90_backward_kernel"}, {}):
-            said, statuses = self.ranks("ranks", environments=({}, fault))
+        """A fault on one rank's GPU makes all ranks take the simpler kernels, in this start and in the next one, and the heuristics' first
+        algorithms of products."""
+        times = {"EMU_CUBLASLT_TIMES": "900,800,300"}
+        for fault in ({"EMU_FAULT": "wrong:sm90_backward_kernel", "EMU_CUBLASLT_WRONG": "2"}, {}):
+            said, statuses = self.ranks("ranks", "--matmul-tuning=true", environments=(times, {**times, **fault}))
             self.assertEqual(statuses, [0, 0], said)
             self.assertRegex(said[0], r"(?m)^attention +flash, mma\.sync .* failed the self-check: rank 1 found it wrong; ")
             if fault:
                 self.assertRegex(said[1], "rank 1, the self-check of attention: its dQ is wrong")
+                self.assertIn("chosen ones multiply wrongly, and give way to the heuristics' first", said[0])
 
     @long_test("test_ranks_agree holds that what one rank's GPU shows counts for all")
     def test_the_slowest_ranks_times_count(self):

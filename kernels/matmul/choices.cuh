@@ -74,6 +74,7 @@ struct matmul_library {
     int product_count;
     struct matmul_product products[MATMUL_PLANS];
     bool list_overflowed; // a product was not listed, since MATMUL_PLANS are
+    int wrong;            // algorithms that matmul_tune left out, as they multiply wrongly
     char description[64];
 };
 
@@ -108,10 +109,17 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Checks the algorithm of a product's plan against sums of a few elements in double, and waits. Ends the program where
-// it is wrong. Leaves out fused products with GELU's derivative. Overwrites what matmul_tune does.
-void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+// Whether the algorithm of a product's plan agrees with sums of a few elements in double. Waits. True for fused
+// products with GELU's derivative, which are left out. Overwrites what matmul_tune does.
+bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
+
+// Replaces a product's choice by the heuristics' first, with times of 0, and drops all plans. Returns false, and
+// changes nothing, if the product has no choice.
+bool matmul_drop_choice(struct matmul_library *library, const struct matmul_product *product);
+
+// Ends the program, as cuBLASLt multiplies wrongly. which: what does, with its verb, as "its algorithm differs".
+void matmul_fail_wrong(const struct gemm *gemm, const char *which) __attribute__((noreturn));
 
 // Creates noise, which matmul_noise_close frees, and enqueues filling `memory`, `bytes` of device memory, with it.
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev);

@@ -69,23 +69,34 @@ static void matmul_fill_operands(const struct matmul_product *product, const str
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
 }
-// Ends the program, as cuBLASLt multiplies wrongly. which: what does, with its verb, as "its algorithm differs".
-static void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
+void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
-         "version of the library or of the driver may not; an algorithm that is known from before is in "
-         "--out's matmul_algorithms.txt and the checkpoint's, without which it is chosen anew",
+         "version of the library or of the driver may not",
          (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->depth, which);
 }
-void matmul_prove(struct matmul_library *library, const struct matmul_product *product,
+bool matmul_drop_choice(struct matmul_library *library, const struct matmul_product *product) {
+    const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
+    int i = 0;
+    while (i < library->choice_count && !matmul_same_key(&library->choices[i].key, &key))
+        i++;
+    if (i == library->choice_count)
+        return false;
+    library->choices[i] = library->choices[--library->choice_count];
+    library->planned = 0;
+    const struct matmul_choice first = {
+        key, matmul_plan_for(&product->gemm, product->dbias, library)->algorithm, false, 0, 0, 0};
+    matmul_keep_choice(library, &first);
+    return true;
+}
+bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev) {
     struct matmul_candidate candidate;
     memset(&candidate, 0, sizeof candidate);
     candidate.plan = *matmul_plan_for(&product->gemm, product->dbias, library);
     if (!matmul_can_be_proven(&candidate, product))
-        return;
+        return true;
     matmul_fill_operands(product, noise, dev);
-    if (!matmul_is_proven(&candidate, product, dev))
-        matmul_fail_wrong(&product->gemm, "its algorithm differs");
+    return matmul_is_proven(&candidate, product, dev);
 }
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev) {
@@ -114,6 +125,7 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
         choice.first_us = candidates.of[0].us;
         choice.us = best->us;
     }
+    library->wrong += candidates.wrong;
     if (!best && candidates.wrong > 0 && !matmul_is_proven(&first, product, dev)) {
         char which[80];
         snprintf(which, sizeof which, "its first algorithm and %d others differ", candidates.wrong - 1);
