@@ -147,14 +147,18 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-// Gives the work on a product a deadline, up to deadline_end, by *check, which is filled.
-static void tune_deadline_begin(struct run *r, struct timed_check *check, const struct matmul_product *product) {
+enum { TUNE_RUNS = 96 }; // of a product whose algorithms are timed: 16, in 3 rounds, twice or more in each
+static const double TUNE_SLOW_FLOPS = 1e13; // a second, which GPUs exceed in fp32, too
+// Gives `runs` runs of a product a deadline, up to deadline_end, by *check, which is filled.
+static void tune_deadline_begin(struct run *r, struct timed_check *check, const struct matmul_product *product,
+                                int runs) {
     const struct gemm *gemm = &product->gemm;
+    const double flops = 2.0 * (double)gemm->rows * (double)gemm->cols * (double)gemm->depth;
     snprintf(check->what, sizeof check->what, "a product of %lld x %lld x %lld by cuBLASLt", (long long)gemm->rows,
              (long long)gemm->cols, (long long)gemm->depth);
     check->instead = r->config->device.matmul_tuning ? "--matmul-tuning=false takes the heuristics' first algorithms"
                                                      : "another version of the library or of the driver may be right";
-    deadline_begin(r, check, 0);
+    deadline_begin(r, check, runs * flops / TUNE_SLOW_FLOPS);
 }
 // Times the listed products that have no choice yet, keeps the choices and returns how many. If any, overwrites the
 // activations, and zeroes device gradients and FP8's inverse scales: call this before the first step.
@@ -168,7 +172,7 @@ static int tune_time(struct run *r) {
     for (int i = 0; i < library->product_count; i++) {
         const struct matmul_product *product = &library->products[i];
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
-        tune_deadline_begin(r, &check, product);
+        tune_deadline_begin(r, &check, product, TUNE_RUNS);
         timed += !matmul_choice_of(library, &key) && matmul_tune(library, product, &noise, &r->dev);
         deadline_end(r);
     }
@@ -184,7 +188,7 @@ static void tune_prove(struct run *r, bool *wrong) {
     struct timed_check check;
     for (int i = 0; i < library->product_count; i++)
         if (wrong[i]) {
-            tune_deadline_begin(r, &check, &library->products[i]);
+            tune_deadline_begin(r, &check, &library->products[i], 1);
             wrong[i] = !matmul_prove(library, &library->products[i], &noise, &r->dev);
             deadline_end(r);
         }

@@ -151,6 +151,9 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(ended.returncode, 2, ended.stdout + ended.stderr)
         self.assertRegex(ended.stderr, "--fp8-dot-product-attention, by cuDNN, failed the self-check: .*an illegal memory access"
                          ".*; install another cuDNN, or leave --fp8-dot-product-attention out")
+        said, statuses = self.ranks("fused", environments=(cudnn, {**cudnn, "EMU_FAULT": "illegal:cudnnBackendExecute"}))
+        self.assertEqual(statuses, [0, 0], said)
+        self.assertRegex(said[0], "(?m)^attention +flash, mma.sync .*; fused: failed the self-check: rank 1 found it wrong")
         again, losses = self.start("illegal", **cudnn)  # the fault is gone, its verdict stays
         self.assertIn("fused: failed the self-check: ", self.row(again, "attention "))
         self.assertIn("by self_check.txt", self.row(again, "self-check"))
@@ -220,10 +223,10 @@ class SelfCheck(unittest.TestCase):
 
     def test_a_check_that_hangs_ends_the_run(self):
         """Within the child's seconds, by a sentence that names what hung and how to start without it."""
-        for options, fault, said in (
-                (["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),
-                (["--fp8-format", "hybrid"], "fp8_tile", "FP8's cast of inputs did .*: leave out --fp8-format"),
-                ([], "a graph", "the first micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")):
+        cases = [(["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),
+                 (["--fp8-format", "hybrid"], "fp8_tile", "FP8's cast of inputs did .*: leave out --fp8-format"),
+                 ([], "a graph", "the first micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")]
+        for options, fault, said in chosen(cases, cases[::2]):
             result, _ = self.start("hangs", "--flash-kernels", "wgmma", *options, EMU_FAULT="hang:" + fault, TRAIN_GPT_SELF_CHECK_SECONDS="3")
             self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
             self.assertRegex(result.stderr, "self-check: " + said.replace("did", r"did not end on this GPU within 3\S*"))
