@@ -10,6 +10,7 @@ enum self_measure_result { SELF_MEASURE_NOTHING, SELF_MEASURE_REFUSED, SELF_MEAS
 #ifdef TARGET_CUDA
 #include "run/time_attention.cuh"     // time_attention
 #include "runtime/machine/text_add.h" // text_add
+#include <inttypes.h>                 // PRIx64, SCNx64
 
 // How many times as fast as the choice by rule another backend must be to be taken: times vary by a few percent.
 static const double SELF_MEASURE_GAIN = 1.03;
