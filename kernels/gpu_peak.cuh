@@ -80,8 +80,7 @@ static const struct gpu_peak gpu_peaks[] = {
     // 360 PFLOP/s for 72, with 288 GB each, taken to be shown as a B300's. The hosts of a B300 have PCIe 5.
     {"B300", "288GB SXM6 AC", 275040, 8000, 2250, 75, 4500, PCIE_5, 103},
     {"GB300", "288GB", 275040, 8000, 2500, 80, 5000, NVLINK_C2C, 103},
-    // "NVIDIA RTX Blackwell GPU architecture" whitepaper, RTX 5090, RTX 5080 and RTX 5070; other rows by clocks, of
-    // RTX 5060 and RTX 5050 from NVIDIA's page that compares GeForce cards
+    // Whitepaper "NVIDIA RTX Blackwell GPU architecture": 5090, 5080, 5070. By clocks: others (5060, 5050: nvidia.com)
     {"GeForce RTX 5050$", "8GB", 8151, 320, 26.3, 13.2, 52.6, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5060$", "8GB", 8151, 448, 38.4, 19.2, 76.8, PCIE_5_8_LANES, 120},
     {"GeForce RTX 5060 Ti$", "8GB", 8151, 448, 47.4, 23.7, 95, PCIE_5_8_LANES, 120},

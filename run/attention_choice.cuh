@@ -191,8 +191,7 @@ static bool attention_asks_fused(const struct attention_reasons *r, enum attenti
     return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
 }
 // Whether attention_choose, with the same arguments, may compare fused with flash by fused_check. If so, the caller
-// must check flash first, then cuDNN, each in a process of its own. Ends the program where --flash-kernels wgmma is
-// impossible.
+// must first let children check flash, then cuDNN. Ends the program where --flash-kernels wgmma is impossible.
 static bool attention_may_check_fused(enum attention_backend wanted, struct attention_shape shape,
                                       struct attention_demands demands, struct device *dev) {
     struct attention_reasons r;

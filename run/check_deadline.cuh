@@ -21,8 +21,7 @@ static void end_late_check(double seconds, const void *check) {
                 late->what, seconds, late->instead, launched_last(names, sizeof names));
     _exit(EXIT_USAGE);
 }
-// Gives the work that follows, up to deadline_end, a child's seconds and `more`, where checks are wanted. *check must
-// stay until then.
+// Gives the work up to deadline_end a child's seconds and `more`, where checks are wanted. *check must stay until then.
 static void deadline_begin(struct run *r, const struct timed_check *check, double more) {
     const struct long_wait_limit limit = {fmax(self_check_limit(), DEADLINE_LEAST_SECONDS) + more, end_late_check,
                                           check};

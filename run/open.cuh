@@ -129,8 +129,7 @@ static int rank_without_fused(struct run *r, const struct attention_choice *choi
     return without;
 }
 // Whether the self-check accepts all ranks' choices; if not, sets refused[] to why. *judged: the choice accepted last,
-// or ATTENTION_AUTO. Checks nothing if each rank's choice is its *judged, nor fused, which passes_with_flash judges.
-// Every rank calls this.
+// or ATTENTION_AUTO. Checks neither that again nor fused, which passes_with_flash judges. Every rank calls this.
 static bool passes_self_check(struct run *r, enum attention_backend choice, enum attention_backend *judged,
                               const char **refused) {
     const bool is_new = parallel_largest(r->parallel, choice != *judged, "the self-check");

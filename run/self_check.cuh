@@ -29,8 +29,7 @@ static int self_check_fp8_bits(const struct attention_check *check) {
     const struct fp8_attention_demands *d = &check->fp8;
     return check->in_fp8 ? 1 | d->full << 1 | d->delayed << 2 | (d->gradients == FP8_E5M2) << 3 : 0;
 }
-// Writes the words that ask a child of this process for a check on GPU `gpu` to text (SELF_CHECK_REQUEST bytes). B and
-// T are 0 for backends that are judged at lengths of their own.
+// Writes to text (SELF_CHECK_REQUEST bytes) how a child is asked for a check on GPU `gpu`. B, T 0: chosen by the judge.
 static void self_check_write_request(char *text, const struct attention_check *check, int gpu) {
     const struct attention_shape *s = &check->shape;
     const bool sized = check->backend == ATTENTION_FUSED;
@@ -98,8 +97,7 @@ static void self_check_stage(char *reason, size_t size, struct attention_check c
         check_attention(reason, size, &check, stage, multiprocessors, largest, dev);
     }
 }
-// Has cuDNN compared with flash, in bf16 or FP8. Writes its fault to reason (size bytes), "" where cuDNN refuses the
-// shape: the run will find that itself.
+// Writes to reason (size bytes) how cuDNN differs from flash, in bf16 or FP8, or "", also where it refuses the shape.
 static void self_check_cudnn(char *reason, size_t size, const struct attention_check *check, struct device *dev) {
     char text[256];
     if (check->in_fp8)
@@ -492,8 +490,8 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
-// Makes a check on this GPU, unless its verdict is known. Returns false if some rank's backend is
-// wrong; refused[] of that backend is then why, in r->self_check. A missing verdict passes. Every rank calls this.
+// Makes a check, unless its verdict is known. Returns false if some rank's backend is wrong; refused[] of that backend
+// is then why, in r->self_check. A missing verdict passes. Every rank calls this.
 static bool self_check_passes(struct run *r, const struct attention_check *check, const char **refused) {
     struct self_check *s = &r->self_check;
     const enum attention_backend backend = check->backend;

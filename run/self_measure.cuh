@@ -78,8 +78,7 @@ static bool measure_read_request(struct measure_request *m, int *parent, int *gp
 #define SELF_MEASURE_TOOK "self-measure: took "
 
 static void print_backend_begins(enum attention_backend backend) { printf("\n" SELF_MEASURE_AT "%d\n", (int)backend); }
-// Writes why a backend can't be timed to reason (size bytes), or "". Any but fused is checked by itself, not against a
-// simpler one.
+// Writes why a backend can't be timed to reason (size bytes), or "". Only fused is checked against a simpler one.
 static void measure_judge(char *reason, size_t size, const struct measure_request *m, enum attention_backend backend,
                           int multiprocessors, struct device *dev) {
     struct attention_demands demands;

@@ -15,19 +15,6 @@
 
 // ---- enqueueing a step ----
 
-static void write_graphs_refusal(struct json *json, const void *why) { json_str(json, "graphs", (const char *)why); }
-// Says why a graph was refused, once: in the report's row "graphs", which is rank 0's, and in log.jsonl.
-static void report_graphs_refusal(struct run *r) {
-    const char *const why = graphs_refusal(&r->dev);
-    if (!*why || r->graphs_reported)
-        return;
-    r->graphs_reported = true;
-    log_object(&r->log, r->finished, "self_check", write_graphs_refusal, why);
-    if (r->config->rank == 0) {
-        log_end_line(&r->log);
-        log_row("graphs", "none: %s", why);
-    }
-}
 // Reads this rank's micro-batches of step r->enqueued, and enqueues their forward and backward; enqueue_update follows.
 // Sets the step's r->first_sample, ->batch and ->lr. In a start's first step, checks graphs. Every rank calls this.
 static void enqueue_gradients(struct run *r) {

@@ -179,9 +179,8 @@ static int tune_time(struct run *r) {
     tune_end(r, &noise);
     return timed;
 }
-// Compares a few elements of each listed product whose flag in `wrong` (MATMUL_PLANS) is set with sums in double, and
-// clears the flags of those that are right. Leaves out fused products with GELU's derivative. Overwrites what tune_time
-// does.
+// Compares elements of listed products whose flags in `wrong` (MATMUL_PLANS) are set with sums in double, and clears
+// right ones' flags. Leaves out fused products with GELU's derivative. Overwrites what tune_time does.
 static void tune_prove(struct run *r, bool *wrong) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
