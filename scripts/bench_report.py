@@ -20,7 +20,8 @@ import sys
 STEP_OVER_MATMULS = {"amx": 1.5, "vectors": 1.2}
 FULL_OVER_NONE = {"amx": 1.3, "vectors": 1.2}
 MASKED_OVER_VISIBLE = {"amx": 1.5, "vectors": 1.3}
-# FP8 attention, which decodes codes and rounds P and dS beside the same products. AMX makes the products fast.
+# FP8 attention, which decodes codes and rounds P and dS beside the same products: 0.91 to 0.99 by vectors (EPYC Zen 4,
+# 2026-11-29), 0.73 to 0.90 there with products that take no time, as AMX comes near to.
 FP8_OVER_FLASH = {"amx": 0.6, "vectors": 0.8}
 
 

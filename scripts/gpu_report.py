@@ -445,6 +445,7 @@ def fp8_table(rows):
     for row in rows:
         rate, bf16, peer = row.get("tokens_per_second"), row.get("bf16_tokens_per_second"), peers.get(row["preset"])
         name = (row["preset"] or "small") + (f", {row['layers']} of the layers" if row["layers"] else "")
+        name += ", mma.sync" * ("mma.sync" in row.get("policy", ""))
         lines.append(f"| {name} | {row['length']} | {row['batch']} | {row['format']} {row['recipe']} | {row.get('error') or number(rate)} | "
                      f"{number(rate and bf16 and rate / bf16, '{:.2f}')} | {number(FP8_AIMS.get(row['preset']), '{:.2f}')} | "
                      f"{number(rate and peer and rate / peer, '{:.2f}')} | {number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
