@@ -36,8 +36,9 @@ const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_
                             name, h->vocab_size, h->padded_vocab_size, h->heads, h->channels);
     const double expected = LLMC_MODEL_HEADER + llmc_elements(h) * (h->bf16 ? 2 : 4);
     if (expected >= 0x1p53 || (double)file_bytes != expected)
-        return error_format(error, "%s: is %llu bytes long; expected %.0f by its header; it was cut off: copy it again",
-                            name, (unsigned long long)file_bytes, expected);
+        return error_format(error, "%s: is %llu bytes long; expected %.0f by its header; %s", name,
+                            (unsigned long long)file_bytes, expected,
+                            (double)file_bytes < expected ? "it was cut off: copy it again" : "it is damaged");
     return NULL;
 }
 

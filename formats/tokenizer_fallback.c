@@ -49,9 +49,11 @@ void fallback_note_merge(struct tokenizer_tables *tables, int32_t id) {
 static const char *check_replace(struct tokenizer_reader *r, const json_t *replace, const char *where, const char *from,
                                  const char *to) {
     const json_t *pattern = json_object_get(replace, "pattern");
+    char its_pattern[48];
+    snprintf(its_pattern, sizeof its_pattern, "%s.pattern", where);
     RETURN_PROBLEM(reader_only_members(r, replace, where, " type pattern content "));
-    RETURN_PROBLEM(reader_only_members(r, pattern, "Replace.pattern", " String "));
-    RETURN_PROBLEM(reader_expect_text(r, pattern, "Replace.pattern", "String", from));
+    RETURN_PROBLEM(reader_only_members(r, pattern, its_pattern, " String "));
+    RETURN_PROBLEM(reader_expect_text(r, pattern, its_pattern, "String", from));
     return reader_expect_text(r, replace, where, "content", to);
 }
 

@@ -49,7 +49,8 @@ static void test_llmc_header(void **state) {
     assert_error(parse_llmc(&h, 5, 3, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "3 heads and width 32");
     assert_error(parse_llmc(&h, 5, 8, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "a multiple of 8");
     assert_error(parse_llmc(&h, -1, 0, LLMC_MODEL_HEADER, LLMC_BYTES - 1, &error), "it was cut off");
-    assert_error(parse_llmc(&h, -1, 0, LLMC_MODEL_HEADER, LLMC_BYTES + 1, &error), "expected 124416 by its header");
+    assert_error(parse_llmc(&h, -1, 0, LLMC_MODEL_HEADER, LLMC_BYTES + 1, &error),
+                 "expected 124416 by its header; it is damaged");
     assert_error(parse_llmc(&h, 6, 1 << 25, LLMC_MODEL_HEADER, UINT64_MAX, &error), "by its header");
 }
 
