@@ -98,6 +98,10 @@ static inline vec_words vec_load_signed_bytes(const void *p) {
     return (vec_words)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif defined(__AVX2__)
     return (vec_words)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif defined(__aarch64__)
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return (vec_words)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
 #else
     typedef int8_t bytes __attribute__((vector_size(LANES)));
     typedef int32_t words __attribute__((vector_size(4 * LANES)));
