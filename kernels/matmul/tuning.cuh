@@ -76,12 +76,10 @@ void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
 }
 bool matmul_drop_choice(struct matmul_library *library, const struct matmul_product *product) {
     const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
-    int i = 0;
-    while (i < library->choice_count && !matmul_same_key(&library->choices[i].key, &key))
-        i++;
-    if (i == library->choice_count)
+    const struct matmul_choice *const wrong = matmul_choice_of(library, &key);
+    if (!wrong)
         return false;
-    library->choices[i] = library->choices[--library->choice_count];
+    library->choices[wrong - library->choices] = library->choices[--library->choice_count];
     library->planned = 0;
     const struct matmul_choice first = {
         key, matmul_plan_for(&product->gemm, product->dbias, library)->algorithm, false, 0, 0, 0};
