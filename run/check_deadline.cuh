@@ -1,7 +1,7 @@
 // The deadline of checks in the run's own process: work of a GPU that hangs can't be stopped, so the run ends, and says
 // what hung and what avoids it. With --self-check off such work is watched as any other.
 #pragma once
-#include "run/self_check.cuh"   // self_check_limit, self_check_wanted
+#include "run/self_check.cuh"   // self_check_limit, self_check_is_wanted
 #include "run/watch_device.cuh" // long_wait_begin_within
 
 #ifdef TARGET_CUDA
@@ -9,7 +9,7 @@
 static const double DEADLINE_LEAST_SECONDS = 1; // a late check ends the run, where a late child only costs speed
 
 struct timed_check {
-    char what[96];       // "the work"
+    char what[96];       // the work that is checked, for a message
     const char *instead; // how to start without it
 };
 // Ends the process: *check, a struct timed_check, is late. exit() could wait for the GPU in CUDA's handlers.

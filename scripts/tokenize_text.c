@@ -12,7 +12,8 @@
 // tokens begin with END_OF_TEXT; an empty one has none. LOOK: document number `documents` has to be looked at by a
 // parser of all of JSON. FAILED: `documents` bytes follow that say what is wrong.
 //
-// With --seen a request is a u64 count and digests; a byte each says if this request or an earlier one had it before.
+// With --seen a request is a u64 count of digests, then the digests. The answer has a byte for each digest: whether the
+// digest was there before, in this request or an earlier one.
 #include <errno.h>  // errno
 #include <signal.h> // signal
 #include <stdio.h>  // fprintf
