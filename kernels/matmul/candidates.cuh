@@ -35,20 +35,34 @@ static uint32_t matmul_noise_word(uint64_t i) {
     }
     return word;
 }
-static void matmul_fill(char *to, size_t bytes, const struct matmul_noise *noise, struct device *dev) {
+// Returns word i of the noise for FP8 operands, as struct matmul_noise describes it.
+static uint32_t matmul_noise_codes(uint64_t i) {
+    uint32_t word = 0;
+    for (int byte = 0; byte < 4; byte++) {
+        const uint32_t of_six = (uint32_t)(random_uniform(1, 3, 4 * i + (uint64_t)byte) * 6);
+        word |= ((0x38 + of_six / 2 * 4) | of_six % 2 << 7) << 8 * byte;
+    }
+    return word;
+}
+// Enqueues filling `bytes` of device memory with words [MATMUL_NOISE_WORDS], over and over.
+static void matmul_fill(char *to, size_t bytes, const uint32_t *words, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
-    device_upload(to, noise->words, bytes < block ? bytes : block, dev);
+    device_upload(to, words, bytes < block ? bytes : block, dev);
     for (size_t at = block, n; at < bytes; at += n) {
         n = at < bytes - at ? at : bytes - at;
         device_copy(to + at, to, n, dev);
     }
 }
 struct matmul_noise matmul_noise_open(void *memory, size_t bytes, struct device *dev) {
-    struct matmul_noise noise = {(uint32_t *)host_allocate(MATMUL_NOISE_WORDS * sizeof(uint32_t), dev), (char *)memory,
-                                 bytes};
-    for (int64_t i = 0; i < MATMUL_NOISE_WORDS; i++)
+    const int64_t words = MATMUL_NOISE_WORDS + 1; // since one operand's codes begin at the second word
+    struct matmul_noise noise = {(uint32_t *)host_allocate(2 * (size_t)words * sizeof(uint32_t), dev), NULL,
+                                 (char *)memory, bytes};
+    noise.codes = noise.words + words;
+    for (int64_t i = 0; i < words; i++) {
         noise.words[i] = matmul_noise_word((uint64_t)i);
-    matmul_fill(noise.memory, bytes, &noise, dev);
+        noise.codes[i] = matmul_noise_codes((uint64_t)i);
+    }
+    matmul_fill(noise.memory, bytes, noise.words, dev);
     return noise;
 }
 void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
@@ -56,17 +70,18 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     host_free(noise->words);
 }
 // Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it lies wholly in the noise's memory.
-static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
+// first: the word of codes to begin at, 0 or 1. Two operands that began alike would have sums beyond what is exact.
+static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols, int first,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
     const int64_t lines = x->transposed ? cols : rows, width = x->transposed ? rows : cols;
     const size_t bytes = (size_t)((lines - 1) * x->ld + width) * (x->fp8 ? sizeof(fp8) : sizeof(floatX));
     if (data < noise->memory || data + bytes > noise->memory + noise->bytes)
         return;
-    matmul_fill(data, bytes, noise, dev);
+    matmul_fill(data, bytes, x->fp8 ? noise->codes + first : noise->words, dev);
     if (x->fp8 && x->fp8->granularity != FP8_PER_TENSOR) // the blocks' scales lie after the codes
         matmul_fill((char *)x->fp8->inverse,
-                    (size_t)fp8_inverse_count(x->fp8->granularity, lines, width) * sizeof(float), noise, dev);
+                    (size_t)fp8_inverse_count(x->fp8->granularity, lines, width) * sizeof(float), noise->words, dev);
 }
 
 // ---- Candidates ----

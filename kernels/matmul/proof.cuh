@@ -7,8 +7,9 @@
 #include <math.h>                        // fabs
 
 enum { PROOF_ELEMENTS = 8, PROOF_LANES = 32 };
-// fp32 sums of up to 2^20 products err by less than this share of their magnitudes, as do TF32 and FP8's 14-bit sums.
-static const double PROOF_SHARE = 0x1p-10;
+// fp32 sums of up to 2^20 products err by less than this share of their magnitudes, as do TF32's. FP8's noise has sums
+// that are exact (struct matmul_noise), or all but exact where they grow beyond that.
+static const double PROOF_SHARE = 0x1p-10, PROOF_FP8_SHARE = 0x1p-14;
 static const double PROOF_ROUNDING = 0x1p-8; // of an element that is stored in bf16, relative, at most
 
 // An operand of a product as the kernel reads it: A (rows, depth) or B (depth, cols).
@@ -91,10 +92,11 @@ static bool matmul_is_proven(struct matmul_candidate *candidate, const struct ma
            proof_operand_of(&gemm.b, gemm.cols, gemm.depth), (const floatX *)gemm.out, (const float *)gemm.sum,
            gemm.bias, gemm.ld_out, gemm.rows, gemm.cols, gemm.depth);
     device_download(values, found, sizeof values, dev);
+    const double share = gemm.a.fp8 ? PROOF_FP8_SHARE : PROOF_SHARE;
     const double rounding = gemm.sum || sizeof(floatX) == 4 ? 0 : PROOF_ROUNDING;
     for (int i = 0; i < PROOF_ELEMENTS; i++) {
         const struct proof_values v = values[i];
-        if (isfinite(v.right) && !(fabs(v.got - v.right) <= PROOF_SHARE * v.magnitude + rounding * fabs(v.right)))
+        if (isfinite(v.right) && !(fabs(v.got - v.right) <= share * v.magnitude + rounding * fabs(v.right)))
             return false;
     }
     return true;

@@ -66,8 +66,8 @@ static const struct matmul_candidate *matmul_best(struct matmul_candidates *cand
 static void matmul_fill_operands(const struct matmul_product *product, const struct matmul_noise *noise,
                                  struct device *dev) {
     const struct gemm *gemm = &product->gemm;
-    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
-    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
+    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, 0, noise, dev);
+    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, 1, noise, dev);
 }
 void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
@@ -105,7 +105,7 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
     matmul_fill_operands(product, noise, dev);
     if (gemm->gelu) {
         const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
-        matmul_fill_operand(&pre, gemm->rows, gemm->cols, noise, dev);
+        matmul_fill_operand(&pre, gemm->rows, gemm->cols, 0, noise, dev);
     }
     matmul_add_candidates(&candidates, product, false, library);
     if (candidates.count == 0)

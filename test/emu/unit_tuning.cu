@@ -326,7 +326,7 @@ static void a_choice_is_taken_where_it_can_be(void **state) {
 static void noise_is_finite(void **state) {
     int negative = 0;
     for (uint64_t i = 0; i < 100000; i++) {
-        const uint32_t word = matmul_noise_word(i);
+        const uint32_t word = matmul_noise_word(i), codes = matmul_noise_codes(i);
         float x;
         memcpy(&x, &word, sizeof x);
         assert_true(fabsf(x) >= 0.125f && fabsf(x) <= 2);
@@ -336,14 +336,43 @@ static void noise_is_finite(void **state) {
             assert_true(fabsf(bf16_to_float(y)) >= 0.125f && fabsf(bf16_to_float(y)) <= 2);
         }
         for (int byte = 0; byte < 4; byte++) {
-            assert_true(isfinite(fp8_decode((fp8)(word >> 8 * byte), FP8_E4M3)));
-            assert_true(isfinite(fp8_decode((fp8)(word >> 8 * byte), FP8_E5M2)));
+            for (int format = 0; format < 2; format++) {
+                const float code = fp8_decode((fp8)(codes >> 8 * byte), format ? FP8_E5M2 : FP8_E4M3);
+                assert_true(fabsf(code) >= 0.5f && fabsf(code) <= 2 && code * 2 == floorf(code * 2));
+            }
         }
     }
     assert_true(negative > 45000 && negative < 55000);
 }
 
 // Checks that a list that is full says so.
+// Checks that FP8 sums of 13 bits over the whole depth, as Hopper's tensor cores have, are right, unless a fault is
+// planted.
+static void sums_of_13_bits_are_right(void **state) {
+    enum { ROWS = 16, COLS = 16, DEPTH = 32768 };
+    setenv("EMU_CAPABILITY", "9.0", 1);
+    for (int wrong = 0; wrong < 2; wrong++) {
+        struct fixture f = fixture_make();
+        const struct fp8_matrix a = {(fp8 *)f.memory, f.dweight, FP8_E4M3, FP8_PER_TENSOR};
+        const struct fp8_matrix b = {a.codes + ROWS * DEPTH, f.dweight, FP8_E4M3, FP8_PER_TENSOR};
+        *f.dweight = 1; // the inverse scale
+        matmul_list_begin(f.dev.matmul);
+        matmul_fp8((floatX *)(f.dweight + 64), a, b, NULL, ROWS, COLS, DEPTH, true, f.workspace, &f.dev);
+        matmul_list_end(f.dev.matmul);
+        setenv("EMU_CUBLASLT_TRUNCATE", "1", 1);
+        setenv("EMU_CUBLASLT_TIMES", "1,9,9,9", 1);
+        if (wrong)
+            setenv("EMU_CUBLASLT_WRONG", "0", 1);
+        tune(&f);
+        unsetenv("EMU_CUBLASLT_WRONG");
+        unsetenv("EMU_CUBLASLT_TIMES");
+        unsetenv("EMU_CUBLASLT_TRUNCATE");
+        assert_int_equal(f.dev.matmul->wrong, wrong);
+        fixture_free(&f);
+    }
+    unsetenv("EMU_CAPABILITY");
+}
+
 static void a_list_overflows(void **state) {
     struct fixture f = fixture_make();
     struct matmul_library *library = f.dev.matmul;
@@ -370,6 +399,7 @@ int main(void) {
         cmocka_unit_test(results_that_tell_nothing_leave_the_first),
         cmocka_unit_test(a_choice_is_taken_where_it_can_be),
         cmocka_unit_test(noise_is_finite),
+        cmocka_unit_test(sums_of_13_bits_are_right),
         cmocka_unit_test(a_list_overflows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
