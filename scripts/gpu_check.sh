@@ -300,35 +300,38 @@ train_run() {
     step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
 token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
-# train_case PRESET:LENGTH:BATCH[:MICRO_STEPS] POLICY: runs a row of the table of training, on tokens of the preset's
-# vocabulary.
-train_case() {
-    local preset length batch micro_steps policy=$2 steps=14 data=llama options=()
+# case_options PRESET:LENGTH:BATCH[:MICRO_STEPS] POLICY: sets `case_name` and `case_run`, the options of a row of the
+# table of training, on tokens of the preset's vocabulary.
+case_options() {
+    local preset length batch micro_steps policy=$2 steps=14 data=llama
     IFS=: read -r preset length batch micro_steps <<<"$1"
-    [ -z "$micro_steps" ] || steps=8
-    [ -z "$small" ] || steps=6
+    [ -z "$micro_steps" ] && [ -z "$small" ] || steps=6
     case $preset in
     demo) data=bytes ;;
     gpt2*) data=gpt2 ;;
     esac
+    case_name=${preset}_${length}_$policy
+    case_run=(--preset "$preset" --seq-length "$length" --max-position-embeddings "$length" --micro-batch-size "$batch"
+        --global-batch-size $((${micro_steps:-1} * batch)) --recompute-granularity "$policy" --train-steps "$steps"
+        --train-data "$work/data/${data}_*.bin" --precision bf16)
     # A model whose fp32 states do not fit takes smaller states, within the GPU's memory less 2 % for its context and
     # libraries.
     if [ "$policy" = auto ]; then
-        options=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
+        case_run+=(--memory-budget "$((gpu_memory_mib * 98 / 100))MiB" --allow-lossy-states)
     fi
-    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
-        --max-position-embeddings "$length" --micro-batch-size "$batch" --global-batch-size $((${micro_steps:-1} * batch)) \
-        --recompute-granularity "$policy" "${options[@]}" --train-steps $steps \
-        --train-data "$work/data/${data}_*.bin" --precision bf16 --device cuda "${flash_kernels[@]}"
+}
+train_case() {
+    case_options "$1" "$2"
+    train_run "train_$case_name" 120 "${case_run[@]}" --device cuda "${flash_kernels[@]}"
 }
 # A case is MODEL:T:B[:MICRO_STEPS]. Models with a goal (GOALS of gpu_report.py) come first, at the batches of
-# kernels.md, and in steps of 8 micro-steps where the goal's steps are of hundreds of thousands of tokens: 14 to 20 s a
-# run at the goals' rates. Our runs come before PyTorch's, which may compile a model for minutes; recomputation and
+# kernels.md, and in steps of 8 micro-steps (4 at 7B) where the goal's steps are of hundreds of thousands of tokens: 9 to
+# 28 s a run at the goals' rates. Our runs come before PyTorch's, which may compile a model for minutes; recomputation and
 # other lengths come last.
 train_table() {
     local case preset length batch micro_steps policy own
     local goals="gpt2-124m:1024:64 gpt2-1558m:1024:16:8 qwen2.5-0.5b:1024:16:8 qwen2.5-1.5b:1024:16:8"
-    local lossy="qwen2.5-7b:1024:4:8" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
+    local lossy="qwen2.5-7b:1024:16:4" peers="$goals llama3.2-1b:4096:4" others="gpt2-124m:4096:16 gpt2-1558m:4096:4"
     if [ -n "$small" ]; then
         peers=demo:64:1:2 lossy='' others='' # auto first measures rates, which takes an emulator minutes
     fi
@@ -442,18 +445,26 @@ fp8_options() {
     recipe_options=(--fp8-format hybrid --fp8-recipe "$1")
     [ "$1" != delayed ] || recipe_options+=(--fp8-amax-history-len 16 --fp8-amax-compute-algo max)
 }
-# fp8_runs NAME RECIPES OPTION...: trains in bf16, then in FP8 by each of RECIPES, and compares each FP8 run with
-# bf16's.
+# fp8_runs NAME RECIPES OPTION...: trains in bf16, unless the stage train_table did, then in FP8 by each of RECIPES, and
+# compares each FP8 run with bf16's.
 fp8_runs() {
-    local name=$1 recipes=$2 recipe
+    local name=$1 recipes=$2 recipe bf16=$work/train_$1
     shift 2
     set -- "$@" --device cuda "${flash_kernels[@]}"
-    train_run "fp8_${name}_bf16" 120 "$@" || return
+    if [ ! -e "$bf16/log.jsonl" ]; then
+        bf16=$work/fp8_${name}_bf16
+        train_run "fp8_${name}_bf16" 120 "$@" || return
+    fi
     for recipe in $recipes; do
         fp8_options "$recipe"
-        step "fp8_${name}_$recipe" 120 "$python" scripts/gpu_report.py fp8 "$work/fp8_${name}_$recipe" "$work/fp8_${name}_bf16" \
-            "$@" "${recipe_options[@]}"
+        step "fp8_${name}_$recipe" 120 "$python" scripts/gpu_report.py fp8 "$work/fp8_${name}_$recipe" "$bf16" "$@" \
+            "${recipe_options[@]}"
     done
+}
+# fp8_case CASE POLICY RECIPES: the same for a row of the table of training.
+fp8_case() {
+    case_options "$1" "$2"
+    fp8_runs "$case_name" "$3" "${case_run[@]}"
 }
 fp8_curves() {
     local recipes=$1 shape recipe name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
@@ -473,20 +484,21 @@ fp8_curves() {
 # fp8_speed BLOCKWISE: times training in FP8. BLOCKWISE is the recipe's name, or empty where the GPU lacks it.
 # gpt2-1558m goes without: its width of 1600 is no multiple of 128.
 fp8_speed() {
-    local blockwise=$1 run=(--micro-batch-size 16 --seq-length 1024 --train-steps 14 --precision bf16)
+    local blockwise=$1
     if [ -n "$small" ]; then
-        fp8_runs demo "tensorwise delayed" --preset demo --micro-batch-size 1 --seq-length 64 --max-position-embeddings 64 \
-            --train-steps 6 --train-data "$work/data/bytes_*.bin" --precision bf16
+        fp8_case demo:64:1 none "tensorwise delayed"
         return
     fi
-    fp8_runs gpt2-1558m "tensorwise delayed" --preset gpt2-1558m "${run[@]}" --train-data "$work/data/gpt2_*.bin"
+    fp8_case qwen2.5-1.5b:1024:16:8 none "delayed tensorwise $blockwise"
+    fp8_case qwen2.5-7b:1024:16:4 auto "delayed tensorwise"
+    fp8_case gpt2-1558m:1024:16:8 none "delayed tensorwise"
     if torchao_is_here; then
         step torchao_gpt2-1558m 240 "$python" test/cuda/peer_torch.py train --preset gpt2-1558m --length 1024 --batch 16 --float8
     fi
     # 80 GB hold 8 of its layers: optimizer and gradients take 18 bytes a parameter.
     fp8_runs llama3-8b "tensorwise delayed $blockwise" --preset llama3-8b --num-layers 8 --micro-batch-size 2 --seq-length 4096 \
         --train-steps 14 --precision bf16 --train-data "$work/data/llama_*.bin"
-    fp8_runs gpt2-124m "tensorwise delayed" --preset gpt2-124m "${run[@]}" --train-data "$work/data/gpt2_*.bin"
+    fp8_case gpt2-124m:1024:64 none "delayed tensorwise"
 }
 torchao_is_here() {
     torch_is_here && step --probe torchao 60 "$python" -c 'import torchao.float8; print(torchao.__version__)'

@@ -564,7 +564,7 @@ class Report(unittest.TestCase):
         attention = {"bench": "attention", "mask": "causal", "head_dim": 128, "heads": 16, "groups": 16, "batch": 4, "length": 4096}
         train = {"bench": "train", "engine": "ours", "preset": "gpt2-1558m", "length": 1024, "batch": 16, "policy": "none"}
         self.start("gpu=Some GPU")
-        self.assertIn("**Goals: 0 met, 0 missed, 8 not measured**", self.page())
+        self.assertIn("**Goals: 0 met, 0 missed, 10 not measured**", self.page())
         self.add("attention_table", "attention", output=[
             {**attention, "engine": engine, "direction": direction, "length": length, "tflops": rate}
             for direction, length, engine, rate in (
@@ -577,7 +577,7 @@ class Report(unittest.TestCase):
             {**train, "length": 4096, "mfu": 0.7, "tokens_per_second": 6e4}, {**train, "preset": "qwen2.5-0.5b", "error": "failed"},
             {**train, "preset": "gpt2-124m", "batch": 64, "tokens_per_second": 578750.0, "mfu": None}])
         text = self.page()
-        for line in ("**Goals: 2 met, 2 missed, 4 not measured**",
+        for line in ("**Goals: 2 met, 2 missed, 6 not measured**",
                      "- met: attention, forward: 1.05 at causal, 16/16 heads, T 8192, without FA3\n",
                      "- missed: attention, backward: 0.96 at causal, 16/16 heads, T 4096, without FA3\n",
                      "- not measured: attention, deterministic backward: -\n", "- met: gpt2-124m: 578750, 1.00 of 578750 (",
@@ -595,12 +595,15 @@ class Report(unittest.TestCase):
                 ("forward", "ours", 600), ("forward", "fa3", 600), ("backward", "ours", 500), ("backward", "torch cudnn", 500))])
         self.add("train_table", "train", output=[
             {**train, "preset": "gpt2-124m", "tokens_per_second": 500e3}, {**train, "preset": "gpt2-1558m", "mfu": 0.57, "tokens_per_second": 57e3},
-            {**train, "preset": "qwen2.5-7b", "batch": 4, "micro_steps": 8, "tokens_per_second": 12e3}])
+            {**train, "preset": "qwen2.5-7b", "batch": 16, "micro_steps": 4, "tokens_per_second": 12e3}])
+        self.add("fp8", "fp8", output=[{**train, "bench": "fp8", "preset": "qwen2.5-1.5b", "micro_steps": 8, "format": "hybrid", "recipe": "delayed",
+                                        "layers": None, "tokens_per_second": 80e3}])
         text = self.page()
         for line in ("- met: attention, forward: 1.00 at causal, 16/16 heads, T 4096\n",
                      "- met: attention, backward: 1.00 at causal, 16/16 heads, T 4096, without FA3\n",
                      "- missed: gpt2-124m: 500000, 0.86 of 578750 (", "modded-nanogpt's README)\n",
-                     "47 % on 8 H100), 1.20 of llm.c's 47.6 thousand tokens/s\n", ": 12000, 0.87 of 13800 (llmq's)\n"):
+                     "47 % on 8 H100), 1.20 of llm.c's 47.6 thousand tokens/s\n", ": 12000, 0.87 of 13850 (llmq's)\n",
+                     "- met: qwen2.5-1.5b, FP8: 80000, 1.10 of 73000 (llmq's)\n", "| qwen2.5-1.5b | 1024 | 16 x 8 | hybrid delayed | 80000 | "):
             self.assertIn(line, text)
 
     def test_steps_of_the_same_tokens(self):
@@ -866,10 +869,11 @@ class Visit(unittest.TestCase):
         with open(self.folder + "/asked", encoding="utf-8") as file:
             asked = {(run["--preset"], run["--seq-length"], run["--recompute-granularity"]): run for run in map(json.loads, file)}
         for preset, policy, batch in (("gpt2-1558m", "none", 16), ("gpt2-1558m", "full", 16), ("qwen2.5-0.5b", "none", 16),
-                                      ("qwen2.5-1.5b", "none", 16), ("qwen2.5-7b", "auto", 4)):
-            run = asked[preset, "1024", policy]
-            self.assertEqual((run["--micro-batch-size"], run["--global-batch-size"], run["--train-steps"]), (str(batch), str(8 * batch), "8"))
-            self.assertEqual(checks[f"train_{preset}_1024_{policy}"]["rows"][0]["micro_steps"], 8)
+                                      ("qwen2.5-1.5b", "none", 16), ("qwen2.5-7b", "auto", 16)):
+            run, micro_steps = asked[preset, "1024", policy], 4 if preset == "qwen2.5-7b" else 8
+            self.assertEqual((run["--micro-batch-size"], run["--global-batch-size"], run["--train-steps"]),
+                             (str(batch), str(micro_steps * batch), "6"))
+            self.assertEqual(checks[f"train_{preset}_1024_{policy}"]["rows"][0]["micro_steps"], micro_steps)
         for preset, length in (("gpt2-124m", 1024), ("llama3.2-1b", 4096), ("gpt2-1558m", 4096)):
             self.assertEqual(checks[f"train_{preset}_{length}_none"]["rows"][0]["micro_steps"], 1)
         for preset, limit, options in (("gpt2-124m", 180, "--batch 64"), ("gpt2-1558m", 300, "--batch 16 --micro-steps 8 --steps 4")):
