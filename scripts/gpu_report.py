@@ -84,8 +84,8 @@ PEER_RATES = {
 ATTENTION_GOAL_LENGTH, ATTENTION_GOAL_HEAD_DIM = 4096, 128
 # What attention is timed by: the heads of columns. Ours is held against the fastest of PEERS.
 ENGINES = {"ours": "ours", "ours sm_80": "ours for sm_80", "fused": "cuDNN from here", "torch flash": "PyTorch flash",
-           "torch cudnn": "PyTorch cuDNN", "fa3": "FA3"}
-PEERS = ("fused", "torch flash", "torch cudnn", "fa3")
+           "torch cudnn": "PyTorch cuDNN", "fa3": "FA3", "fa4": "FA4"}
+PEERS = ("fused", "torch flash", "torch cudnn", "fa3", "fa4")
 
 
 # TFLOP/s that others have published, by direction, mask, head dim, heads and key-value heads, all at T = PUBLISHED_LENGTH.
@@ -409,7 +409,7 @@ def goals_list(attention_rows, training_rows, fp8_rows):
         ratios = {shape: over_peers(rates, shape) for shape in shapes
                   if shape[0] == direction and shape[2] == ATTENTION_GOAL_HEAD_DIM and shape[5] >= ATTENTION_GOAL_LENGTH}
         worst = min((shape for shape in ratios if ratios[shape]), key=ratios.get, default=None)
-        missing = "" if any(("fa3", shape) in rates for shape in ratios) else ", without FA3"
+        missing = "" if any((peer, shape) in rates for peer in ("fa3", "fa4") for shape in ratios) else ", without FA3 or FA4"
         judged.append((f"attention, {direction}", worst and ratios[worst],
                        worst and f"{ratios[worst]:.2f} at {worst[1]}, {worst[3]}/{worst[4]} heads, T {worst[5]}{missing}"))
     for suffix, rows, goals in (("", training_rows, GOALS), (", FP8", fp8_rows, FP8_GOALS)):

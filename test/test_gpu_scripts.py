@@ -578,21 +578,22 @@ class Report(unittest.TestCase):
             {**train, "preset": "gpt2-124m", "batch": 64, "tokens_per_second": 578750.0, "mfu": None}])
         text = self.page()
         for line in ("**Goals: 2 met, 2 missed, 6 not measured**",
-                     "- met: attention, forward: 1.05 at causal, 16/16 heads, T 8192, without FA3\n",
-                     "- missed: attention, backward: 0.96 at causal, 16/16 heads, T 4096, without FA3\n",
+                     "- met: attention, forward: 1.05 at causal, 16/16 heads, T 8192, without FA3 or FA4\n",
+                     "- missed: attention, backward: 0.96 at causal, 16/16 heads, T 4096, without FA3 or FA4\n",
                      "- not measured: attention, deterministic backward: -\n", "- met: gpt2-124m: 578750, 1.00 of 578750 (",
                      "- missed: gpt2-1558m: 57.0 % MFU, 0.95 of 60.0 % MFU (llm.c has 47 % on 8 H100), ",
                      "- not measured: qwen2.5-0.5b: the goal is 149000 (llmq's)\n"):
             self.assertIn(line, text)
 
     def test_what_a_goal_is_held_against(self):
-        """FA3's absence is said of each direction that has no rate of FA3; a share of the goal, and of a peer's rate that is none, is said."""
+        """A direction without a rate of FA3 or FA4 says so; a share of the goal, and of a peer's rate that is none, is said."""
         attention = {"bench": "attention", "mask": "causal", "head_dim": 128, "heads": 16, "groups": 16, "batch": 4, "length": 4096}
         train = {"bench": "train", "engine": "ours", "length": 1024, "batch": 16, "policy": "none"}
         self.start("gpu=Some GPU")
         self.add("attention_table", "attention", output=[
             {**attention, "direction": direction, "engine": engine, "tflops": rate} for direction, engine, rate in (
-                ("forward", "ours", 600), ("forward", "fa3", 600), ("backward", "ours", 500), ("backward", "torch cudnn", 500))])
+                ("forward", "ours", 600), ("forward", "fa3", 600), ("backward", "ours", 500), ("backward", "torch cudnn", 500),
+                ("deterministic backward", "ours", 500), ("deterministic backward", "fa4", 550))])
         self.add("train_table", "train", output=[
             {**train, "preset": "gpt2-124m", "tokens_per_second": 500e3}, {**train, "preset": "gpt2-1558m", "mfu": 0.57, "tokens_per_second": 57e3},
             {**train, "preset": "qwen2.5-7b", "batch": 16, "micro_steps": 4, "tokens_per_second": 12e3}])
@@ -600,7 +601,8 @@ class Report(unittest.TestCase):
                                         "layers": None, "tokens_per_second": 80e3}])
         text = self.page()
         for line in ("- met: attention, forward: 1.00 at causal, 16/16 heads, T 4096\n",
-                     "- met: attention, backward: 1.00 at causal, 16/16 heads, T 4096, without FA3\n",
+                     "- met: attention, backward: 1.00 at causal, 16/16 heads, T 4096, without FA3 or FA4\n",
+                     "- missed: attention, deterministic backward: 0.91 at causal, 16/16 heads, T 4096\n",
                      "- missed: gpt2-124m: 500000, 0.86 of 578750 (", "modded-nanogpt's README)\n",
                      "47 % on 8 H100), 1.20 of llm.c's 47.6 thousand tokens/s\n", ": 12000, 0.87 of 13850 (llmq's)\n",
                      "- met: qwen2.5-1.5b, FP8: 80000, 1.10 of 73000 (llmq's)\n", "| qwen2.5-1.5b | 1024 | 16 x 8 | hybrid delayed | 80000 | "):
@@ -944,30 +946,56 @@ class Visit(unittest.TestCase):
         self.assertIn("is no regular expression", said)
 
 
-# PyTorch without PyTorch: what peer_torch.py needs of it until a model is trained.
+# PyTorch without PyTorch: what peer_torch.py needs of it until a model is trained or a kernel timed.
 TORCH = """class OutOfMemoryError(RuntimeError):
     pass
 class Nothing:
     def __getattr__(self, name):
         return self
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **named):
+        return self
+    def __bool__(self):
         return False
-compiler = cuda = Nothing()
+bfloat16 = compiler = cuda = randn = randn_like = use_deterministic_algorithms = utils = Nothing()
 """
 
 
 class PeerTorch(unittest.TestCase):
+    @staticmethod
+    def write(folder, modules=()):
+        """Writes PyTorch's stand-in and other modules, by path."""
+        for path, text in (("torch/__init__.py", TORCH), ("torch/nn/functional.py", ""),
+                           ("torch/nn/__init__.py", "import torch\nclass Module: pass\nattention = torch.Nothing()\n"), *modules):
+            os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
+            with open(f"{folder}/{path}", "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def attention(self, flash_attention_4, *options):
+        """The rows of attention's peers where FlashAttention-4's module is this text, and stderr."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(folder, [("flash_attn/cute/__init__.py", flash_attention_4)])
+            result = subprocess.run([sys.executable, "test/cuda/peer_torch.py", "attention", *options], capture_output=True,
+                                    text=True, check=False, timeout=60, cwd=ROOT, env={**os.environ, "PYTHONPATH": folder})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return list(map(json.loads, result.stdout.splitlines())), result.stderr
+
+    def test_attention_that_a_peer_refuses(self):
+        """What a compiler raises is a row of each shape that was chosen; a peer that cannot be imported has none."""
+        chosen = ("--peers", "fa4,fa3", "--head-dims", "64", "--lengths", "4096,16384")
+        rows, said = self.attention("class Refusal(Exception): pass\ndef flash_attn_func(q, k, v, causal, deterministic):\n"
+                                    "    raise Refusal('\\nno kernel\\nof this shape')\n", *chosen)
+        self.assertEqual({(row["engine"], row["error"]) for row in rows}, {("fa4", "no kernel")})
+        self.assertEqual([(row["head_dim"], row["heads"], row["length"]) for row in rows],
+                         [(64, heads, length) for heads in (32, 64) for length in (4096, 16384) for _ in range(6)])
+        self.assertIn("no flash_attn_interface: ", said)
+        rows, said = self.attention("raise RuntimeError('no driver')\n", *chosen)
+        self.assertEqual(rows, [])
+        self.assertIn("no flash_attn.cute: RuntimeError('no driver')", said)
+
     def test_half_the_batch(self):
         """What is too large is tried at half the batch in twice the micro-steps; the row says so."""
         with tempfile.TemporaryDirectory() as folder:
-            os.mkdir(folder + "/torch")
-            for name, text in (("__init__", TORCH), ("nn", "class Module: pass\nfunctional = None\n")):
-                with open(f"{folder}/torch/{name}.py", "w", encoding="utf-8") as file:
-                    file.write(text)
-            os.mkdir(folder + "/torch/nn")
-            os.rename(folder + "/torch/nn.py", folder + "/torch/nn/__init__.py")
-            with open(folder + "/torch/nn/functional.py", "w", encoding="utf-8"):
-                pass
+            self.write(folder)
             code = """import sys
 sys.path[:0] = [%r, %r]
 import peer_torch

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Measures in PyTorch what the engine's benchmarks measure, as a peer; scripts/gpu_check.sh runs it.
 
-  peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
-                                               deterministic backward, causal and full; FlashAttention-3, where its
-                                               flash_attn_interface is installed: PyTorch's flash is FlashAttention-2
+  peer_torch.py attention [--quick] [--peers NAME,...] [--head-dims D,...] [--lengths T,...]
+                                               scaled_dot_product_attention: flash and cuDNN, forward, backward and
+                                               deterministic backward, causal and full; FlashAttention-3 and -4, where
+                                               their flash_attn_interface and flash_attn.cute are installed: PyTorch's
+                                               flash is FlashAttention-2. The options choose some of the shapes and of
+                                               torch_flash, torch_cudnn, fa3, fa4
   peer_torch.py train --preset NAME --length T --batch B [--micro-steps M] [--steps N] [--float8]
                                                tokens/s and peak memory of a training step, whose gradients are those of M
                                                batches of B; --float8: linear layers by torchao, in its default recipe,
@@ -16,6 +19,7 @@ is too small for that, half the batch is tried in twice the micro-steps, and so 
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import math
 import statistics
@@ -186,17 +190,17 @@ def median_ms(function, repeats=11):
     return statistics.median(start.elapsed_time(end) for start, end in zip(starts, ends))
 
 
-def flash_attention_3():
-    """flash_attn_func of FlashAttention-3; None where it is not installed."""
+def flash_attention(module):
+    """flash_attn_func of FlashAttention-3's or -4's module; None where that cannot be imported."""
     try:
-        from flash_attn_interface import flash_attn_func  # pylint: disable=import-outside-toplevel
-        return flash_attn_func
-    except (ImportError, OSError):
+        return importlib.import_module(module).flash_attn_func
+    except Exception as error:  # FlashAttention-4's compiler looks for its libraries and a driver
+        print(f"no {module}: {error!r}", file=sys.stderr)
         return None
 
 
 def measure_attention(name, backend, causal, heads, groups, head_dim, length):
-    """Prints a row for each direction. backend: one of PyTorch's, or FlashAttention-3's function."""
+    """Prints a row for each direction. backend: one of PyTorch's, or FlashAttention's function."""
     batch = max(1, 16384 // length)
 
     def tensor(count):  # a view of a packed projection: (B, T, heads, D) in memory
@@ -225,21 +229,28 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
                                (lambda: forward(False)))
                 print(json.dumps({**row, "direction": direction, "ms": ms,
                                   "tflops": (2.5 if backward else 1) * flops / ms * 1e-9}), flush=True)
-        except (RuntimeError, TypeError) as error:
-            print(json.dumps({**row, "direction": direction, "error": (str(error).splitlines() or [repr(error)])[0]}), flush=True)
+        except Exception as error:  # assertions and a compiler's errors, too
+            said = str(error).strip().splitlines() or [repr(error)]
+            print(json.dumps({**row, "direction": direction, "error": said[0]}), flush=True)
         finally:
             torch.use_deterministic_algorithms(False)
 
 
 # By head dim, as in attention_bench.cu, in its order.
 ATTENTION_LENGTHS = {128: (1024, 2048, 4096, 8192, 16384), 64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 8192), 256: (1024, 8192)}
+ATTENTION_PEERS = {
+    "torch_flash": lambda: torch.nn.attention.SDPBackend.FLASH_ATTENTION,
+    "torch_cudnn": lambda: torch.nn.attention.SDPBackend.CUDNN_ATTENTION,
+    "fa3": lambda: flash_attention("flash_attn_interface"),
+    "fa4": lambda: flash_attention("flash_attn.cute"),
+}
 
 
 def attention(arguments):
     torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a pass over memory that no training makes
-    backends = torch.nn.attention.SDPBackend
-    peers = [("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION), ("fa3", flash_attention_3())]
-    for head_dim, lengths in ATTENTION_LENGTHS.items():
+    peers = [(name.replace("_", " "), ATTENTION_PEERS[name]()) for name in arguments.peers]
+    for head_dim in arguments.head_dims:
+        lengths = [length for length in ATTENTION_LENGTHS[head_dim] if length in arguments.lengths]
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
             for length in lengths[:1] if arguments.quick else lengths:
                 for causal in (True, False):
@@ -249,11 +260,24 @@ def attention(arguments):
     return 0
 
 
+def add_list(parser, name, choices):
+    """Adds an option that is a list of some of the choices, separated by commas; all of them if left out."""
+    def some(text):
+        chosen = [choice for choice in choices if str(choice) in text.split(",")]
+        if len(chosen) != len(text.split(",")):
+            raise argparse.ArgumentTypeError(f"no list of some of {','.join(map(str, choices))}")
+        return chosen
+    parser.add_argument(name, type=some, default=list(choices))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("attention")
     one.add_argument("--quick", action="store_true", help="the shortest length alone")
+    add_list(one, "--peers", ATTENTION_PEERS)
+    add_list(one, "--head-dims", ATTENTION_LENGTHS)
+    add_list(one, "--lengths", ATTENTION_LENGTHS[128])
     one = commands.add_parser("train")
     one.add_argument("--preset", choices=PRESETS, required=True)
     one.add_argument("--length", type=int, required=True)
