@@ -277,7 +277,7 @@ attention_table() {
     ! is_built "$programs/device_rates" || step device_rates 60 "$programs/device_rates" ${small:+--small}
     is_built "$programs/attention_bench" attention_ours || built=
     [ -z "$built" ] || step attention_ours 200 "$programs/attention_bench" ${small:+--small}
-    if torch_is_here; then
+    if is_chosen attention_torch && torch_is_here; then
         step attention_torch 240 "$python" test/cuda/peer_torch.py attention ${small:+--quick}
     fi
     [ -n "$built" ] && [ -z "$rehearsal" ] || return
@@ -346,7 +346,7 @@ train_table() {
         IFS=: read -r preset length batch micro_steps <<<"$case"
         own=180
         [ "$preset" != gpt2-1558m ] || own=300 # compiling 48 layers takes minutes
-        if torch_is_here; then
+        if is_chosen "torch_${preset}_$length" && torch_is_here; then
             step "torch_${preset}_$length" $own "$python" test/cuda/peer_torch.py train --preset "$preset" --length "$length" \
                 --batch "$batch" ${micro_steps:+--micro-steps "$micro_steps" --steps 4}
         fi
@@ -492,7 +492,7 @@ fp8_speed() {
     fp8_case qwen2.5-1.5b:1024:16:8 none "delayed tensorwise $blockwise"
     fp8_case qwen2.5-7b:1024:16:4 auto "delayed tensorwise"
     fp8_case gpt2-1558m:1024:16:8 none "delayed tensorwise"
-    if torchao_is_here; then
+    if is_chosen torchao_gpt2-1558m && torchao_is_here; then
         step torchao_gpt2-1558m 240 "$python" test/cuda/peer_torch.py train --preset gpt2-1558m --length 1024 --batch 16 --float8
     fi
     # 80 GB hold 8 of its layers: optimizer and gradients take 18 bytes a parameter.
