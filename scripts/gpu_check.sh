@@ -554,7 +554,7 @@ ranks() {
 }
 
 sanitize() {
-    local sanitizer test tool
+    local sanitizer test tool own
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$nvcc")")/compute-sanitizer")
     if [ ! -x "$sanitizer" ]; then
         skip sanitizer "compute-sanitizer is not installed"
@@ -566,7 +566,14 @@ sanitize() {
     for tool in memcheck racecheck; do
         for test in op_attention_quick op_activation_bf16 op_norm_bf16 op_rope_bf16 op_loss_bf16; do
             is_built "$programs/$test" "${tool}_$test" || continue
-            step "${tool}_$test" 120 env TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool $tool \
+            if [[ ${tool}_$test == racecheck_op_attention_quick && $gpu == *", 9.0,"* ]]; then
+                # On an H200 it reported races of bulk copies in a unit test, too, whose warps arrive by one lane.
+                skip "${tool}_$test" "racecheck does not follow mbarriers at which one lane arrives for a warp"
+                continue
+            fi
+            own=120
+            [ "$test" != op_attention_quick ] || own=400
+            step "${tool}_$test" $own env TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool $tool \
                 --target-processes all --error-exitcode 9 "$programs/$test"
         done
     done
