@@ -103,11 +103,12 @@ PUBLISHED = {
 }
 PUBLISHED_HEAD = [
     f"Published, not measured here, at T {PUBLISHED_LENGTH}: FA4 (CuTe) and cuDNN 9.27 by cudnn-frontend's benchmark/attention_training, September",
-    "2026, at B = 2; FA3 by its paper. Flops count as here. No goal is judged by them."]
+    "2026, at B = 2; FA3 by its paper. No goal is judged by them."]
 DIRECTIONS = ("forward", "backward", "deterministic backward")
 # The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
 # allowed after 2000 steps.
 FP8_TOLERANCE, FP8_LAST_STEPS = 2e-2, 10
+TIMED_TOKENS = 16384  # of a step
 WITH_RESULT = ("passed", "failed", "hung")  # outcomes of a check that ran to its end, or up to its limit
 
 
@@ -442,12 +443,19 @@ def kernels_table(rows):
     return [*lines, "", "Each kernel alone, by ncu; products are cuBLASLt's first choices. The least is kernels.md's."] if rows else []
 
 
+def is_for_losses(row):
+    """Whether a run in FP8 or of several ranks is too small to tell anything of its speed."""
+    return row.get("bench") in ("fp8", "ranks") and row["length"] * row["batch"] * row.get("micro_steps", 1) < TIMED_TOKENS
+
+
 def fp8_table(rows):
     peers = {row["preset"]: row.get("tokens_per_second") for row in rows if row.get("engine") == "torchao"}  # the last, which fits
     rows = [row for row in rows if row.get("bench") == "fp8"]
     lines = ["| model | T | B | | tokens/s | over bf16 | aim, whole model | over torchao | peak GiB | bf16's | last losses | bf16's |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
+        if is_for_losses(row):
+            row = {name: value for name, value in row.items() if not name.endswith(("tokens_per_second", "peak_bytes"))}
         rate, bf16, peer = row.get("tokens_per_second"), row.get("bf16_tokens_per_second"), peers.get(row["preset"])
         name = (row["preset"] or "small") + (f", {row['layers']} of the layers" if row["layers"] else "")
         name += ", " * (row.get("policy", "none") != "none") + row.get("policy", "none").removeprefix("none").removeprefix(", ")
@@ -505,7 +513,7 @@ def report_lines(results):
     trained = [row for row in rows_of_stage("train_table") if row["bench"] == "train"]
     lines += ["", *goals_list(rows_of_stage("attention_table"), trained, [row for row in rows_of_stage("fp8") if row["bench"] == "fp8"])]
     others = [f"; {what}: {names}" for what, names in (("found", named(found, "passed")), ("failed", named(checks, "failed")), ("hung", named(checks, "hung")),
-              ("no time left", named(checks, "no time", "stopped")), ("skipped", named(checks, "skipped"))) if names]
+              ("no time left", ", ".join(check["check"] for check in checks if check["outcome"] in ("no time", "stopped"))), ("skipped", named(checks, "skipped"))) if names]
     lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} of {len(checks)} checks passed{''.join(others)}."]
     attention_rows = rows_of_stage("attention_table")
     for title, table in (("What this GPU can do", rates_list(attention_rows)),
@@ -659,6 +667,8 @@ def page_text(folder):
     for path in reports:
         with open(path, encoding="utf-8") as file:
             results = json.load(file)
+        for check in results["checks"]:
+            check["rows"] = [row for row in check.get("rows", []) if not is_for_losses(row)]
         body = [line.replace("## ", "### ", 1) if line.startswith("## ") else line for line in report_lines(results)]
         lines += [f"## {results['runs'][-1].get('gpu')}", "", *body, ""]
     if not reports:

@@ -171,30 +171,6 @@ def launches(name):
     return micro + sort_launches(next(s.N for s in SHAPES if s.name == name)), rest
 
 
-ROPE = """## RoPE
-
-RoPE is a pass of its own in forward, of at least {small_ms:.2f} of {small_step_ms:.1f} ms ({small.name}) and {large_ms:.2f} of {large_step_ms:.1f} ({large.name}). \
-Hopper's
-attention undoes RoPE where it stores dQ and dK; the other backends are followed by a pass, which these tables lack. RoPE in an epilogue
-costs more than the pass where our own product is slower than cuBLASLt's by {small_share:.1f} % and {large_share:.1f} %.
-"""
-
-
-def seconds_of(s, row):
-    """A row of the table of kernels."""
-    return sum(calls * least_seconds(size, flops) for name, calls, size, flops in kernels(s) if name == row)
-
-
-def rope():
-    """What RoPE's pass takes."""
-    figures = {}
-    for size, s in zip(("small", "large"), [s for s in SHAPES if s.llama]):
-        seconds = seconds_of(s, "rope forward")
-        figures |= {size: s, f"{size}_ms": 1e3 * seconds, f"{size}_step_ms": 1e3 * step(s),
-                    f"{size}_share": 100 * seconds / seconds_of(s, "qkv forward")}
-    return ROPE.format(**figures)
-
-
 # Rows of the page's table, and how the names of their kernels begin.
 ROWS = {
     "qkv, three products": ("qkv",), "projection, three": ("projection",), "MLP up, three": ("MLP up",), "MLP down, three": ("MLP down",),
@@ -345,7 +321,7 @@ def launches_part():
 
 def page():
     lines = [HEAD, *steps_table(), AFTER_STEPS, *kernels_table(),
-             FP32_HEAD.format(fma=100 * FMA_SHARE, tensor=100 * TENSOR_SHARE), *attention_fp32_table(), launches_part(), MUON_HEAD, *muon_table(), "", rope()]
+             FP32_HEAD.format(fma=100 * FMA_SHARE, tensor=100 * TENSOR_SHARE), *attention_fp32_table(), launches_part(), MUON_HEAD, *muon_table(), ""]
     return "\n".join(lines)
 
 

@@ -122,7 +122,7 @@ def fp8_step(case, bytes_per_s, recipe):
 
 HEAD = """## Speed, by arithmetic
 
-Written by `scripts/roofline_fp8.py`. **Predictions: no figure here was measured.** Gains over bf16 by kernels' rooflines
+Written by `scripts/roofline_fp8.py`. The table is predicted, measured figures follow it. Gains over bf16 by kernels' rooflines
 ([kernels.md](internals/kernels.md)), with products at {products:.0f} % of {bf16:.0f} TFLOP/s in bf16 and of {fp8:.0f} in FP8, memory-bound
 kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](internals/hopper.md) predicts. One micro-step, nothing
 recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
@@ -130,8 +130,9 @@ recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
 | model | H200, tensorwise | delayed | H100, tensorwise | delayed |
 |---|---|---|---|---|"""
 
-NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less. On an H100 llmq
-measured gains of 1.24 at 1.5B and 1.38 at 7B parameters.
+NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less. An
+[H200](gpu/measured.md) measured, delayed, 1.15 (gpt2-124m), 1.34 (gpt2-1558m), 1.37 (qwen2.5-1.5b, 16 x 1024) and 1.56
+(qwen2.5-7b, 16 x 1024); tensorwise has 0.95 of delayed's speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
 """
 
 

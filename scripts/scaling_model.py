@@ -42,7 +42,7 @@ class Machine:
     nvlink_gbps: float = 360.0   # bus bandwidth within a node, as nccl-tests report it
     nic_gbps: float = 45.0       # a GPU's own adapter: 90 % of 400 Gb/s
     efficiency: float = 0.75     # of each kernel's roofline; attention has its own rates
-    attention_tflops: tuple = (300.0, 240.0)  # forward, backward: docs/internals/attention-sm80.md
+    attention_tflops: tuple = (300.0, 240.0)  # forward, backward: mma.sync's, below an H200's in docs/gpu/measured.md
     sm_share: float = 16 / 132   # of the compute rate that a running collective takes: 16 channels of 132 SMs
     memory_gb: float = 141.0
     reserve_gb: float = 2.0      # besides the plan: CUDA's context and kernels, NCCL's buffers

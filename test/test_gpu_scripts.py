@@ -511,13 +511,14 @@ class Report(unittest.TestCase):
         self.add("fp8", "fp8_1558m", output=[
             {**fp8, "tokens_per_second": 7.5e4, "bf16_tokens_per_second": 6e4, "peak_bytes": 60 << 30, "bf16_peak_bytes": 68 << 30, "loss": 3.14159,
              "bf16_loss": 3.14},
-            {**fp8, "preset": None, "layers": "3", "recipe": "delayed", "error": "differs from bf16"}])
+            {**fp8, "preset": None, "layers": "3", "recipe": "delayed", "error": "differs from bf16"},
+            {**fp8, "preset": "demo", "length": 128, "batch": 8, "micro_steps": 2, "tokens_per_second": 66666.0, "loss": 3.2, "bf16_loss": 3.1}])
         script("gpu_report.py", "skip", self.results, "sanitize", "three", "no time left")
         script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
         text = self.page()
         for line in ("- 2026-01-01, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
                      "14 of 18 checks passed; failed: two (status 1), train_124m_1024_full (status 1); "
-                     "no time left: three (no time left); skipped: four (not installed).",
+                     "no time left: three; skipped: four (not installed).",
                      "Ours, of B x T = 16384 tokens. In brackets: over the fastest of cuDNN from here, PyTorch flash; 1.00 or more in 1 of 2\n"
                      "cases. Longest is T 1024 at head dim 64.\n",
                      "| | head dim, heads | causal, longest | ours for sm_80 | full, longest |\n",
@@ -534,9 +535,10 @@ class Report(unittest.TestCase):
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
                      "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
                      "| gpt2-1558m | 1024 | 16 | hybrid tensorwise | 75000 | 1.25 | 1.24 | 1.25 | 60.00 | 68.00 | 3.1416 | 3.1400 |",
-                     "| small, 3 of the layers | 1024 | 16 | hybrid delayed | differs from bf16 | - | - | - | - | - | - | - |"):
+                     "| small, 3 of the layers | 1024 | 16 | hybrid delayed | differs from bf16 | - | - | - | - | - | - | - |",
+                     "| demo | 128 | 8 x 2 | hybrid tensorwise | - | - | - | - | - | - | 3.2000 | 3.1000 |"):
             self.assertIn(line, text)
-        for number in ("77777", "88888", "99999"):
+        for number in ("66666", "77777", "88888", "99999"):
             self.assertNotIn(number, text)
 
     def test_published_figures(self):
@@ -693,12 +695,15 @@ class Page(unittest.TestCase):
 
     def test_readme_has_figures_of_the_page(self):
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-            said = re.search(r"at (\d+) thousand tokens/s, ([\d.]+) x torch\.compile.*?in (\d+) of (\d+) cases", file.read(), re.DOTALL)
+            said = re.search(r"at (\d+) thousand tokens/s, ([\d.]+) x torch\.compile.*?in (\d+) of (\d+) cases; FP8 training ([\d.]+) and ([\d.]+) x.*?; "
+                             r"(\d+) of (\d+) speed goals are missed", file.read(), re.DOTALL)
         with open(os.path.join(ROOT, "docs/gpu/measured.md"), encoding="utf-8") as file:
             text = file.read()
         trained = next(row for row in (re.split(" {2,}", line) for line in text.splitlines()) if row[0] == "gpt2-124m" and row[4] == "none")
         cases = re.search(r"1\.00 or more in (\d+) of (\d+)\ncases", text).groups()
-        self.assertEqual(said.groups(), (str(round(int(trained[5]) / 1000)), trained[8], *cases))
+        fp8 = re.findall(r", FP8: \d+, ([\d.]+) of", text)
+        met, missed = map(int, re.search(r"Goals: (\d+) met, (\d+) missed, 0 not measured", text).groups())
+        self.assertEqual(said.groups(), (str(round(int(trained[5]) / 1000)), trained[8], *cases, *fp8, str(missed), str(met + missed)))
 
     def test_cases_are_all_that_were_measured(self):
         """The page has some lengths of each kind of attention; its count of cases is of all lengths."""
