@@ -333,9 +333,13 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_recomputed(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Returns the bytes per token that all layers together keep from forward to backward. s is the model's shape.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
+// What a byte of memory traffic, and a flop of an FP8 layer's products, costs in flops of products in floatX.
+struct activation_prices {
+    double byte, fp8_flop;
+};
 // Returns the cost per token, in flops, of making a set of activations; what is read from outside the set costs
-// nothing. A byte of memory traffic costs flops_per_byte. SOFTMAX in the set counts ATT as well: one op makes the two.
-static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
+// nothing. SOFTMAX in the set counts ATT as well: one op makes the two.
+static double activation_cost(uint32_t set, const struct layer_shape *s, struct activation_prices prices);
 
 // Returns a default for --mlp-chunk-tokens: the smallest power of two, at least 256, whose chunks add at most 1 % to
 // the time of a fully recomputed layer. Returns 0, for no chunks, if that is `tokens` or more.
@@ -350,7 +354,8 @@ enum { FRONTIER_MAX = (1 << NUM_MODULES) + 1 };
 // Fills `kept` with the sets of activations that are worth keeping in a layer of shape s, from all to the fewest bytes,
 // and returns their number. Considers what each set of modules would drop, and keeping only OUT. Leaves out a set if
 // some layers with one other set and the rest with another take as many bytes at no more cost.
-static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte);
+static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s,
+                              struct activation_prices prices);
 
 static struct recompute_policy policy_keep_all(int num_layers) {
     struct recompute_policy policy;
@@ -506,14 +511,15 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
     return bytes;
 }
 
-static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte) {
+static double activation_cost(uint32_t set, const struct layer_shape *s, struct activation_prices prices) {
     if (set & BIT(SOFTMAX)) // one op makes SOFTMAX and ATT
         set |= BIT(ATT);
     double cost = 0;
     for (int id = 0; id < ACT_COUNT; id++)
         if (set & activation_present(s) & (1u << id)) {
             const struct activation_row row = activation_row((enum activation_id)id, s);
-            cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
+            const bool fp8 = s->kept_input != KEPT_FLOATX && id != ACT_ATT;
+            cost += row.flops_per_token * (fp8 ? prices.fp8_flop : 1) + row.traffic_per_token * prices.byte;
         }
     return cost;
 }
@@ -524,14 +530,16 @@ static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, do
     // writes its fp32 gradient: 3 x + 8 bytes an element. Recomputation skips the second projection, which is not
     // counted in favor. The estimate hides none of these bytes behind the products; a GPU hides most.
     const double chunk = weights * (3 * s->x + 8) * flops_per_byte;
-    const double token = 4 * activation_cost(ACT_ALL, s, flops_per_byte); // forward, recomputation, backward as two
+    const struct activation_prices prices = {flops_per_byte, 1};
+    const double token = 4 * activation_cost(ACT_ALL, s, prices); // forward, recomputation, backward as two
     int64_t n = 256;
     while (n < tokens && chunk > 0.01 * token * (double)n)
         n *= 2;
     return n < tokens ? n : 0;
 }
 
-static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s, double flops_per_byte) {
+static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_shape *s,
+                              struct activation_prices prices) {
     struct candidate {
         uint32_t kept;
         double bytes, cost;
@@ -541,7 +549,7 @@ static int recompute_frontier(uint32_t kept[FRONTIER_MAX], const struct layer_sh
         const uint32_t set = modules == 1u << NUM_MODULES ? BIT(OUT) : ACT_ALL & ~modules_dropped(modules, s);
         all[n].kept = set;
         all[n].bytes = (double)activation_bytes(set, s);
-        all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, flops_per_byte);
+        all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, prices);
     }
     // Starts with the candidate that keeps all, and goes on to the candidate of the lowest cost per byte saved.
     int count = 0, at = 0;

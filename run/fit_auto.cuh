@@ -173,17 +173,18 @@ static void fit_set_ranges(struct fit_auto *a) {
 static void fit_set_layers(struct fit_auto *a) {
     const struct config *c = a->f->config;
     const struct fit_rates *r = a->rates;
-    const double per_byte = r->flops / r->traffic, tokens = (double)c->training.micro_batch_size * c->model.seq_length;
+    const struct activation_prices prices = fit_prices(r);
+    const double tokens = (double)c->training.micro_batch_size * c->model.seq_length;
     const struct layer_shape layer = layer_shape_at(&a->f->shape, c->model.num_layers / 2); // what most layers are
     struct fit_space *s = &a->space;
     s->num_layers = c->model.num_layers;
-    s->kinds = recompute_frontier(a->frontier, &layer, per_byte);
+    s->kinds = recompute_frontier(a->frontier, &layer, prices);
     for (int k = 0; k < s->kinds; k++) {
         const uint32_t missing = activation_closure(ACT_BACKWARD, a->frontier[k], &layer);
         s->kept_bytes[k] = (double)activation_bytes(a->frontier[k], &layer) * tokens;
-        s->recompute_s[k] = activation_cost(missing, &layer, per_byte) * tokens / r->flops;
+        s->recompute_s[k] = activation_cost(missing, &layer, prices) * tokens / r->flops;
     }
-    s->forward_s = activation_cost(ACT_ALL, &layer, per_byte) * tokens / r->flops;
+    s->forward_s = activation_cost(ACT_ALL, &layer, prices) * tokens / r->flops;
 }
 static double fit_share_outside_layers(const struct parameters *table) {
     double all = 0, outside = 0;
@@ -224,8 +225,8 @@ static void fit_set_estimates(struct fit_auto *a) {
     const struct shards *shards = &m->zero.shards;
     const double weights = (double)shards_elements(shards, shards_parameters(shards)),
                  frozen = (double)shards_elements(&m->frozen.shards, shards_parameters(shards));
-    s->head_s = fit_group_cost(m, PHASES_HEAD, -1, r->flops / r->traffic) * c->training.micro_batch_size *
-                c->model.seq_length / r->flops;
+    s->head_s = fit_group_cost(m, PHASES_HEAD, -1, fit_prices(r)) * c->training.micro_batch_size * c->model.seq_length /
+                r->flops;
     s->backward_s = fit_larger((fit_predict(m, r).compute_s - s->head_s) / c->model.num_layers - s->forward_s, 0);
     s->weights_bytes = (weights + frozen) * sizeof(floatX);
     s->updated_bytes = weights * sizeof(floatX);

@@ -1,5 +1,4 @@
-// Predicts the time of a training step from its plan, without the exchange between ranks, FP8's casts and its faster
-// products. A micro-step is simulated on three clocks: the device's, which computes phase by phase and waits for copies
+// Predicts the time of a training step from its plan, without the exchange between ranks. A micro-step is simulated on three clocks: the device's, which computes phase by phase and waits for copies
 // where the plan says so, and one for each direction of the bus, which carries one copy after the other. The update
 // copies and computes pieces, and takes as long as the slowest of memory and bus, and the first and the last piece.
 #pragma once
@@ -12,6 +11,7 @@
 // Rates a second. traffic: bytes between the device's cores and its memory; bus: bytes each way to the host's memory.
 struct fit_rates {
     double flops, traffic, bus; // bus: --bus-gbps, else measured; with --plan by data sheet, or half of traffic
+    double fp8_flop;            // what a flop of a product in FP8 costs in flops
     char source[160];           // of the flops, in words
 };
 struct fit_time {
@@ -27,6 +27,8 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
 // bus is by --bus-gbps, else measured. Measures in at most `room` bytes. --plan measures nothing: without a known sheet
 // it takes an H100's rates, or a CPU's. flops is 0 if --plan-gpu's sheet lacks this precision; auto then ends the run.
 static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct device *dev);
+// Returns what predictions and the choice of recomputation count by.
+static struct activation_prices fit_prices(const struct fit_rates *r);
 
 // ---- Rates ----
 
@@ -37,19 +39,22 @@ static double fit_flops_per_byte(const struct device *dev) {
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
 }
 
-// The share of a data sheet's peak that matmuls of a layer's shapes reach: 790 of 989 TFLOP/s on an H200, in bf16.
-static const double FIT_OF_PEAK = 0.8;
+// The share of a data sheet's peak that matmuls of a layer's shapes reach in bf16: 790 of 989 TFLOP/s on an H200, but
+// for the clock to which power holds Hopper in training, by the seven runs of docs/gpu/measured.md.
+static const double FIT_OF_PEAK = 0.8, FIT_OF_HOPPERS_PEAK = 0.7;
+// An H200's products in FP8 reach 1400 TFLOP/s. CPUs have no products in FP8, and decode for those in floatX.
+static const double FIT_FP8_FLOP = 790.0 / 1400, FIT_CPU_FP8_FLOP = 1.3;
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9; // of two cores
 
 // Returns the peak flop/s of a data sheet in this precision, or 0 if gpu is NULL or the sheet has none.
 static double fit_sheet_flops(const struct gpu_peak *gpu) {
     return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
 }
-// Returns a GPU's rates by its data sheet, which must have flop/s. Matmuls are taken to reach FIT_OF_PEAK of the peak.
+// Returns a GPU's rates by its data sheet, which must have flop/s.
 static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
     struct fit_rates r;
     memset(&r, 0, sizeof r);
-    r.flops = FIT_OF_PEAK * fit_sheet_flops(gpu);
+    r.flops = (gpu->capability == 90 ? FIT_OF_HOPPERS_PEAK : FIT_OF_PEAK) * fit_sheet_flops(gpu);
     r.traffic = 1e9 * gpu->memory_gbps;
     r.bus = 1e9 * gpu_link_gbps(gpu->link);
     char name[GPU_NAME_MAX];
@@ -112,7 +117,12 @@ static struct fit_rates fit_rates_of(const struct config *c, size_t room, struct
         r.bus = fit_measure_bus(room, dev);
     else if (r.bus == 0)
         r.bus = r.traffic / 2; // copies within the host's memory
+    r.fp8_flop = device_is_gpu(dev) || gpu ? FIT_FP8_FLOP : FIT_CPU_FP8_FLOP;
     return r;
+}
+static struct activation_prices fit_prices(const struct fit_rates *r) {
+    const struct activation_prices prices = {r->flops / r->traffic, r->fp8_flop};
+    return prices;
 }
 
 // ---- Prediction ----
@@ -124,16 +134,26 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns a group's flops a token in layer l (-1: outside layers); 0 outside a micro-step. flops_per_byte: of traffic.
-static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, double flops_per_byte) {
+// Returns the bytes a token that casts to FP8 move in a layer: of products' inputs, or of their outputs' gradients. A
+// cast reads bf16 and writes two forms.
+static double fit_cast_bytes(const struct layer_shape *layer, bool gradients) {
+    double bytes = 0;
+    for (int i = 0; layer->kept_input != KEPT_FLOATX && i < LINEAR_COUNT; i++) {
+        const struct linear_row row = linear_row((enum linear)i, layer);
+        bytes += 4.0 * (gradients ? row.outputs : row.inputs);
+    }
+    return bytes;
+}
+// Returns a group's flops a token in layer l (-1: outside layers); 0 outside a micro-step.
+static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, struct activation_prices prices) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
-    const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
+    const double forward = activation_cost(ACT_ALL, &layer, prices);
     switch (group) {
     case PHASES_HEAD: return head_flops(m, true);
-    case PHASES_FORWARD: return l < 0 ? 0 : forward;
-    case PHASES_RECOMPUTE:
-        return l < 0 ? 0 : activation_cost(policy_recomputed(&m->policy, l, s), &layer, flops_per_byte);
-    case PHASES_BACKWARD: return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward;
+    case PHASES_FORWARD: return l < 0 ? 0 : forward + prices.byte * fit_cast_bytes(&layer, false);
+    case PHASES_RECOMPUTE: return l < 0 ? 0 : activation_cost(policy_recomputed(&m->policy, l, s), &layer, prices);
+    case PHASES_BACKWARD:
+        return l < 0 ? 0 : (fit_trains_products(m, l) ? 2 : 1) * forward + prices.byte * fit_cast_bytes(&layer, true);
     case PHASES_UPDATE:
     case PHASES_AVERAGES:
     case PHASES_EVALUATE:
@@ -155,8 +175,7 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
         count[phases[p].group * layers + phases[p].layer + 1]++;
     for (int i = 0; i < GROUPS * layers; i++)
         if (count[i] > 0) {
-            const double cost =
-                fit_group_cost(m, (enum phase_group)(i / layers), i % layers - 1, r->flops / r->traffic);
+            const double cost = fit_group_cost(m, (enum phase_group)(i / layers), i % layers - 1, fit_prices(r));
             share_s[i] = cost * tokens / r->flops / count[i];
         }
     for (int p = first; p < end; p++)

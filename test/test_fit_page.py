@@ -1,5 +1,6 @@
 """docs/fit.md and its plans: what must fit does, near its lower bound, and bytes are those that formulas say."""
 import itertools
+import json
 import os
 import re
 import stat
@@ -51,6 +52,30 @@ class Page(unittest.TestCase):
     def test_plans_are_those_of_the_engine_to_the_byte(self):
         result = fit_model("--train-gpt", PROGRAM, "--check", "--every", chosen("1", "12"))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_predictions_are_near_what_was_measured(self):
+        """Of an H200's runs, whose flop/s power lowers; FP8's casts and faster products count."""
+        with open(os.path.join(ROOT, "docs/gpu/measured-nvidia-h200.json"), encoding="utf-8") as file:
+            rows = [row for check in json.load(file)["checks"] if check["stage"] in ("train_table", "fp8") for row in check["rows"]]
+        ratios = {}
+        for row in rows:
+            tokens = row.get("micro_steps", 1) * row.get("batch", 0) * row.get("length", 0)
+            if row["engine"] != "ours" or tokens < 16384:
+                continue
+            policy, _, lossy = row["policy"].partition(", ")
+            options = {"preset": row["preset"], "seq-length": row["length"], "max-position-embeddings": row["length"], "recompute-granularity": policy,
+                       "micro-batch-size": row["batch"], "global-batch-size": row["batch"] * row.get("micro_steps", 1), "precision": "bf16"}
+            if lossy:
+                options.update({"allow-lossy-states": "true", "memory-budget": "140895MiB"})
+            if row["bench"] == "fp8":
+                self.assertEqual((row["format"], row["recipe"]), ("hybrid", "delayed"))
+                options.update({"fp8-format": "hybrid", "fp8-recipe": "delayed", "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max"})
+            result = subprocess.run([PROGRAM, "--plan", "--plan-gpu", "H200", *fm.words(options)], capture_output=True, text=True, check=False)
+            predicted = re.search(r"^predicted .*; (\d+) tokens/s", result.stdout, re.MULTILINE)
+            self.assertTrue(predicted, result.stdout + result.stderr)
+            ratios[row["bench"], row["preset"], row["batch"]] = row["tokens_per_second"] / int(predicted[1])
+        self.assertEqual({bench for bench, *_ in ratios}, {"train", "fp8"})
+        self.assertEqual({key: ratio for key, ratio in ratios.items() if not 0.92 < ratio < 1.08}, {})
 
     def test_a_program_that_plans_otherwise(self):
         with tempfile.TemporaryDirectory() as folder:
