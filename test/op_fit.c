@@ -326,7 +326,7 @@ static void measure_steps(struct setup *a, struct setup *b, double *a_s, double 
 // Returns the relative error of a step's predicted time, by rates at which the step without offload takes as long as it
 // did.
 static double prediction_error(struct setup *none, struct setup *s, const char *options, double none_s, double took_s) {
-    struct fit_rates rates = {100e9, 100e9 / fit_flops_per_byte(s->dev), 1e9 * s->config.states.bus_gbps, ""};
+    struct fit_rates rates = {100e9, 100e9 / fit_flops_per_byte(s->dev), 1e9 * s->config.states.bus_gbps, 1, ""};
     const double factor = fit_predict(none->model, &rates).step_s / none_s;
     rates.flops *= factor;
     rates.traffic *= factor;
