@@ -39,11 +39,9 @@ static double fit_flops_per_byte(const struct device *dev) {
     return device_is_gpu(dev) ? (bf16 ? 184 : 16) : (bf16 ? 60 : 11);
 }
 
-// The share of a data sheet's peak that matmuls of a layer's shapes reach in bf16: 790 of 989 TFLOP/s on an H200, but
-// for the clock to which power holds Hopper in training, by the seven runs of docs/gpu/measured.md.
+// The share of a data sheet's peak that matmuls reach in training: Hopper's clock falls (docs/gpu/measured.md).
 static const double FIT_OF_PEAK = 0.8, FIT_OF_HOPPERS_PEAK = 0.7;
-// An H200's products in FP8 reach 1400 TFLOP/s. CPUs have no products in FP8, and decode for those in floatX.
-static const double FIT_FP8_FLOP = 790.0 / 1400, FIT_CPU_FP8_FLOP = 1.3;
+static const double FIT_FP8_FLOP = 790.0 / 1400, FIT_CPU_FP8_FLOP = 1.3; // measured: H200, ncu; EPYC (docs/fp8.md)
 static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9; // of two cores
 
 // Returns the peak flop/s of a data sheet in this precision, or 0 if gpu is NULL or the sheet has none.
@@ -134,8 +132,7 @@ static bool fit_trains_products(const struct gpt *m, int l) {
         trains = trains || is_trained(m, l, linear_row((enum linear)i, &m->shape.layer).weight);
     return trains;
 }
-// Returns the bytes a token that casts to FP8 move in a layer: of products' inputs, or of their outputs' gradients. A
-// cast reads bf16 and writes two forms.
+// Returns the bytes a token that a layer's casts of inputs, or of gradients, move: 2 of bf16, 1 each of two forms.
 static double fit_cast_bytes(const struct layer_shape *layer, bool gradients) {
     double bytes = 0;
     for (int i = 0; layer->kept_input != KEPT_FLOATX && i < LINEAR_COUNT; i++) {

@@ -44,7 +44,6 @@ static uint32_t matmul_noise_codes(uint64_t i) {
     }
     return word;
 }
-// Enqueues filling `bytes` of device memory with words [MATMUL_NOISE_WORDS], over and over.
 static void matmul_fill(char *to, size_t bytes, const uint32_t *words, struct device *dev) {
     const size_t block = MATMUL_NOISE_WORDS * sizeof(uint32_t);
     device_upload(to, words, bytes < block ? bytes : block, dev);

@@ -78,9 +78,8 @@ struct matmul_library {
     char description[64];
 };
 
-// The numbers that operands are filled with. Words are pairs of bf16 numbers of magnitudes from 0.125 to 2; as an fp32
-// number a pair has such a magnitude too. FP8 operands have codes of magnitudes from 0.5 to 2, whose sums of products
-// are exact up to 2^13: Hopper's tensor cores sum FP8 in about 14 bits.
+// The numbers that operands are filled with: pairs of bf16 numbers of magnitudes from 0.125 to 2, which a pair as an
+// fp32 number has, too; codes of 0.5 to 2, whose sums are exact up to 2^13, in the 14 bits of Hopper's tensor cores.
 struct matmul_noise {
     uint32_t *words, *codes; // [MATMUL_NOISE_WORDS + 1] each, in one piece of pinned memory
     char *memory;            // device memory that may be filled

@@ -7,8 +7,7 @@
 #include <math.h>                        // fabs
 
 enum { PROOF_ELEMENTS = 8, PROOF_LANES = 32 };
-// fp32 sums of up to 2^20 products err by less than this share of their magnitudes, as do TF32's. FP8's noise has sums
-// that are exact (struct matmul_noise), or all but exact where they grow beyond that.
+// Sums of up to 2^20 products err by less than these shares of their magnitudes; FP8's, of struct matmul_noise's codes.
 static const double PROOF_SHARE = 0x1p-10, PROOF_FP8_SHARE = 0x1p-14;
 static const double PROOF_ROUNDING = 0x1p-8; // of an element that is stored in bf16, relative, at most
 
