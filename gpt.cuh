@@ -323,7 +323,8 @@ static struct gpt *gpt_plan(const struct config *config, const bool *frozen, str
     zero_create(&m->frozen, &m->table, &m->table.frozen, &m->timeline, config->rank, ranks,
                 config->processes.zero_stage, bucket_bytes, zero_options_of(config));
     m->lowest_trained = lowest_trained(&m->table);
-    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host);
+    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host,
+               config->training.global_batch_size / (config->training.micro_batch_size * ranks));
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;

@@ -55,6 +55,7 @@
     X(FP8_RECIPE_BLOCKWISE, "blockwise")
 #define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
 #define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
+#define FP8_WEIGHT_CACHES(X) X(FP8_CACHE_AUTO, "auto") X(FP8_CACHE_ALWAYS, "always") X(FP8_CACHE_OFF, "off")
 #define FP8_ATTENTIONS(X)                                                                                              \
     X(FP8_ATTENTION_NONE, "none") X(FP8_ATTENTION_FORWARD, "forward") X(FP8_ATTENTION_FULL, "full")
 // The prefixes are MAIN_ and MOMENT_, since BF16 without a prefix would be a macro of some compilers' headers.
@@ -97,6 +98,7 @@ enum config_fp8_format { FP8_FORMATS(CHOICE_ENUMERATOR) };
 enum config_fp8_recipe { FP8_RECIPES(CHOICE_ENUMERATOR) };
 enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
 enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
+enum config_fp8_weight_cache { FP8_WEIGHT_CACHES(CHOICE_ENUMERATOR) };
 enum config_fp8_attention { FP8_ATTENTIONS(CHOICE_ENUMERATOR) };
 enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
 enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };

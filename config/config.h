@@ -339,6 +339,9 @@ static const struct option_row config_rows[] = {
         "delayed: scale by the last step's value, or by the largest of the history"),
     ROW(ENUM, fp8, fp8_fast_accumulation, "forward", CHOICES(FP8_FAST_ACCUMULATIONS), 0, 0,
         "Products that a GPU sums in fewer bits, which is faster; with blockwise: none"),
+    ROW(ENUM, fp8, fp8_weight_cache, "auto", CHOICES(FP8_WEIGHT_CACHES), 0, 0,
+        "Cast weights in a step's first micro-step only, and keep them, 2 bytes each; auto: where a GPU's memory is free",
+        CONFIG_THIS_START),
     ROW(ENUM, fp8, fp8_dot_product_attention, "none", CHOICES(FP8_ATTENTIONS), 0, 0,
         "Attention in FP8 too, forward only or full, backward as well (GPUs: cuDNN, sm_90 and sm_100); "
         "NVTE_FP8_DPA_BWD=0 in the environment makes full forward"),

@@ -9,7 +9,7 @@ struct config_fp8_option {
     bool used;
     const char *needs; // for an error, after its name and value: why it has no use; "": it lacks only --fp8-format
 };
-enum { CONFIG_FP8_OPTIONS = 9 };
+enum { CONFIG_FP8_OPTIONS = 10 };
 // Lists all options of FP8 but --fp8-format, each with whether the other options leave it a use, and if not, why.
 static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP8_OPTIONS], const struct config *c) {
     const bool on = c->fp8.fp8_format != FP8_FORMAT_NONE, delayed = on && c->fp8.fp8_recipe == FP8_RECIPE_DELAYED;
@@ -21,6 +21,7 @@ static inline void config_fp8_options(struct config_fp8_option options[CONFIG_FP
         {CONFIG_ROW(fp8.fp8_dot_product_attention), on || c->fp8.fp8_dot_product_attention == FP8_ATTENTION_NONE, ""},
         {CONFIG_ROW(fp8.fp8_fast_accumulation), on && !slow,
          "is none with --fp8-recipe blockwise, whose scales are applied between sums in fp32"},
+        {CONFIG_ROW(fp8.fp8_weight_cache), on, ""},
         {CONFIG_ROW(fp8.fp8_margin), delayed, "is of --fp8-recipe delayed"},
         {CONFIG_ROW(fp8.fp8_amax_history_len), delayed, "is of --fp8-recipe delayed"},
         {CONFIG_ROW(fp8.fp8_amax_compute_algo), delayed, "is of --fp8-recipe delayed"},

@@ -105,6 +105,7 @@ struct fp8_options {
     int fp8_margin, fp8_amax_history_len;
     enum config_fp8_amax_algo fp8_amax_compute_algo;
     enum config_fp8_fast_accumulation fp8_fast_accumulation;
+    enum config_fp8_weight_cache fp8_weight_cache;
     enum config_fp8_attention fp8_dot_product_attention;
     bool first_last_layers_bf16;
     int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;

@@ -27,12 +27,14 @@ struct fp8_state {
     const struct layer_shape *shape; // not owned
     int num_layers;
     bool weights_sharded; // no rank updates a whole weight on the device: amaxes are taken where weights are cast
-    int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
+    bool caches_weights;  // a step's first micro-step casts weights, the others multiply what it kept
+    int scales_id, amaxes_id, counts_id, history_id, cache_id; // buffers in the plan, -1: none
     // These are in the device's memory; NULL when planning or without FP8. With scales of blocks there are only counts.
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS), then attention's (attention_tensors, L)
     uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
     float *history;           // (delayed scales, their length); NULL: no scales are delayed
+    char *cache;              // weights in FP8 (FP8 layers, LINEAR_COUNT, 2 forms); NULL: caches_weights is false
     bool weights_known;       // weight_amaxes are of the present weights
 };
 
@@ -135,6 +137,26 @@ static struct fp8_matrix fp8_matrix_in(const struct fp8_state *f, void *buffer, 
     return matrix;
 }
 
+// Returns the bytes of a weight's two forms in the cache, the row form first, each aligned.
+static size_t fp8_cached_bytes(const struct fp8_state *f, enum linear linear, bool both) {
+    const struct linear_row row = linear_row(linear, f->shape);
+    return plan_aligned(fp8_matrix_bytes(f, FP8_WEIGHT, row.outputs, row.inputs)) +
+           (both ? plan_aligned(fp8_matrix_bytes(f, FP8_WEIGHT, row.inputs, row.outputs)) : 0);
+}
+static size_t fp8_cached_layer_bytes(const struct fp8_state *f) {
+    size_t bytes = 0;
+    for (int i = 0; i < LINEAR_COUNT; i++)
+        bytes += fp8_cached_bytes(f, (enum linear)i, true);
+    return bytes;
+}
+// Returns where the cache has a form of FP8 layer l's weight; NULL when planning.
+static void *fp8_cached_weight(const struct fp8_state *f, int l, enum linear linear, bool transposed) {
+    size_t at = (size_t)(l - f->first_layer) * fp8_cached_layer_bytes(f);
+    for (int i = 0; i < (int)linear; i++)
+        at += fp8_cached_bytes(f, (enum linear)i, true);
+    return f->cache ? f->cache + at + (transposed ? fp8_cached_bytes(f, linear, false) : 0) : NULL;
+}
+
 // ---- the state ----
 
 // The number of scales of each layer's attention: 3 in FP8 forward, 5 in full FP8, 8 if that is delayed, else 0.
@@ -147,8 +169,9 @@ static int fp8_attention_tensors_of(const struct fp8_state *f) {
     return 0;
 }
 // Sets up the state. Call fp8_plan and fp8_allocate next. shape must outlive f. weights_sharded: see struct fp8_state.
+// micro_steps: a step's.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
-                       bool weights_sharded) {
+                       bool weights_sharded, int micro_steps) {
     memset(f, 0, sizeof *f);
     f->shape = shape;
     f->recipe = c->fp8.fp8_recipe;
@@ -161,6 +184,7 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
     config_fp8_layers(c, &f->first_layer, &f->end_layer);
     f->num_layers = c->model.num_layers;
     f->weights_sharded = weights_sharded;
+    f->caches_weights = fp8_is_on(f) && c->fp8.fp8_weight_cache == FP8_CACHE_ALWAYS && micro_steps > 1;
     switch (c->fp8.fp8_recipe) {
     case FP8_RECIPE_TENSORWISE:
     case FP8_RECIPE_BLOCKWISE: break;
@@ -176,7 +200,7 @@ static void fp8_create(struct fp8_state *f, const struct config *c, const struct
     f->attention = config_attention_in_fp8(c);
     f->attention_tensors = fp8_attention_tensors_of(f);
     f->calibrates = f->attention_tensors > 0;
-    f->scales_id = f->amaxes_id = f->counts_id = f->history_id = -1;
+    f->scales_id = f->amaxes_id = f->counts_id = f->history_id = f->cache_id = -1;
 }
 
 // The number of bytes of f->scales; 0 only without FP8. With block scales it is above 0, though f->scales is NULL.
@@ -199,6 +223,9 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
         return;
     f->counts_id =
         plan_add(plan, ARENA_OPTIMIZER, category, "counts of saturated and flushed values", -1, FP8_COUNTS_BYTES);
+    if (f->caches_weights)
+        f->cache_id = plan_add(plan, ARENA_OPTIMIZER, "fp8 weights", "weights in FP8", -1,
+                               (size_t)(f->end_layer - f->first_layer) * fp8_cached_layer_bytes(f));
     if (fp8_is_blockwise(f))
         return;
     f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));
@@ -214,6 +241,7 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
     f->weight_amaxes = (uint32_t *)plan_pointer(plan, arenas, f->amaxes_id);
     f->counts = (uint64_t *)plan_pointer(plan, arenas, f->counts_id);
     f->history = (float *)plan_pointer(plan, arenas, f->history_id);
+    f->cache = (char *)plan_pointer(plan, arenas, f->cache_id);
     if (f->scales)
         device_zero(f->scales, fp8_scales_bytes(f), dev);
     if (f->weight_amaxes)

@@ -157,15 +157,19 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Casts w (outputs, inputs) to FP8 in this phase, and returns its matrix, transposed if `which` is FP8_WEIGHT_COLUMNS.
-// If weights_sharded, the forward of each micro-step first takes w's amax here; otherwise the amax is known already.
+// Returns w (outputs, inputs) in FP8, transposed if `which` is FP8_WEIGHT_COLUMNS. Casts it in this phase, unless an
+// earlier micro-step's cast is kept. If weights_sharded, the forward of each micro-step first takes w's amax here; otherwise the amax is known already.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool transposed = which == FP8_WEIGHT_COLUMNS;
+    const int64_t rows = transposed ? row.inputs : row.outputs, depth = transposed ? row.outputs : row.inputs;
     const struct fp8_matrix matrix =
-        fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, transposed ? row.inputs : row.outputs,
-                          transposed ? row.outputs : row.inputs);
+        m->fp8.caches_weights ? fp8_matrix_in(&m->fp8, fp8_cached_weight(&m->fp8, l, linear, transposed), FP8_WEIGHT,
+                                              rows, depth, fp8_scale(&m->fp8, l, linear, FP8_WEIGHT))
+                              : fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, rows, depth);
+    if (m->fp8.caches_weights && m->zero.adds_up)
+        return matrix;
     struct fp8_cast to = empty_cast(fp8_scale(&m->fp8, l, linear, FP8_WEIGHT),
                                     transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT));
     if (transposed)

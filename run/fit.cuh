@@ -42,6 +42,9 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { re
 // Returns 0, for the planned ones, if no fewer fit, the user named the tokens, on a CPU, or if the device has no limit.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
+// Whether FP8 weights may be kept over a step's micro-steps: memory for them is free on a GPU, and they stay whole.
+static bool fit_caches_fp8_weights(const struct fit *f, struct fit_limits limits);
+
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
 static void fit_note_weak_options(const struct fit *f, FILE *out);
 
@@ -189,6 +192,16 @@ static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
             return changed.memory.loss_chunk_tokens;
     }
     return 0;
+}
+
+static bool fit_caches_fp8_weights(const struct fit *f, struct fit_limits limits) {
+    struct config changed = *f->config;
+    const struct fit g = {&changed, f->backend, f->dev, f->shape};
+    if (!device_is_gpu(f->dev) || !config_trains(&changed) || changed.fp8.fp8_format == FP8_FORMAT_NONE ||
+        changed.processes.zero_stage == 3 || changed.states.offload_weights || limits.device == SIZE_MAX)
+        return false;
+    changed.fp8.fp8_weight_cache = FP8_CACHE_ALWAYS;
+    return fit_is_within(fit_peaks(&g, fit_policy(&g)), limits);
 }
 
 // ---- what would help ----

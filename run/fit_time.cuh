@@ -141,6 +141,15 @@ static double fit_cast_bytes(const struct layer_shape *layer, bool gradients) {
     }
     return bytes;
 }
+// Returns the bytes that casts of all weights to both forms move.
+static double fit_weight_cast_bytes(const struct gpt *m) {
+    double bytes = 0;
+    for (int i = 0; i < LINEAR_COUNT; i++) {
+        const struct linear_row row = linear_row((enum linear)i, &m->shape.layer);
+        bytes += (2 + 1 + 2 + 1) * (double)row.outputs * row.inputs;
+    }
+    return bytes * (m->fp8.end_layer - m->fp8.first_layer);
+}
 // Returns a group's flops a token in layer l (-1: outside layers); 0 outside a micro-step.
 static double fit_group_cost(const struct gpt *m, enum phase_group group, int l, struct activation_prices prices) {
     const struct layer_shape *s = &m->shape.layer, layer = layer_shape_at(s, l);
@@ -268,6 +277,7 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     gpt_step_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.moved_bytes[d] = (double)bytes[d];
-    time.step_s = m->steps.most * time.micro_step_s + time.update_s;
+    const double casts_s = fit_weight_cast_bytes(m) / r->traffic * (m->fp8.caches_weights ? 1 : m->steps.most);
+    time.step_s = m->steps.most * time.micro_step_s + casts_s + time.update_s;
     return time;
 }

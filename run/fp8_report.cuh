@@ -58,7 +58,7 @@ static const char *fp8_attention_passes(const struct config *c) {
     __builtin_unreachable();
 }
 // Returns what --fp8-format quantizes, and how, or that this run uses no FP8, as a constant or in `text`.
-static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
+static const char *fp8_describe(char text[FP8_TEXT], const struct config *c, bool caches_weights) {
     char recipe[FP8_TEXT], attention[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
     config_fp8_layers(c, &first, &end);
@@ -67,11 +67,12 @@ static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     if (end - first < c->model.num_layers)
         snprintf(layers, sizeof layers, ", %d to %d", first, end - 1);
     fp8_describe_recipe(recipe, c);
-    snprintf(text, FP8_TEXT, "%s, %.100s: %s, in the linear layers of %d of %d layers%s; %.150s; %s",
+    snprintf(text, FP8_TEXT, "%s, %.100s: %s, in the linear layers of %d of %d layers%s; %.150s; %s%s",
              option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8.fp8_format, format), recipe,
              c->fp8.fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
                                                     : "inputs, weights and gradients in E4M3",
-             end - first, c->model.num_layers, layers, fp8_describe_attention(attention, c), fp8_describe_sums(c));
+             end - first, c->model.num_layers, layers, fp8_describe_attention(attention, c), fp8_describe_sums(c),
+             caches_weights ? "; weights cast once a step" : "");
     return text;
 }
 
@@ -98,7 +99,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
         shares[l].linear = row.name;
         for (int o = 0; o < FP8_OPERANDS; o++) {
             const bool counted = !fp8_is_uncounted(f, (enum linear)l, (enum fp8_operand)o);
-            const double elements = counted ? casts * fp8_elements(&row, (enum fp8_operand)o, M) : NAN;
+            const double times = o == FP8_WEIGHT && f->caches_weights ? casts / micro_steps : casts;
+            const double elements = counted ? times * fp8_elements(&row, (enum fp8_operand)o, M) : NAN;
             double sums[FP8_COUNTS] = {0, 0};
             for (int i = 0; i < ranks * FP8_COUNTS; i++)
                 sums[i % FP8_COUNTS] +=

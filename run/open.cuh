@@ -202,6 +202,16 @@ static void choose_fit(struct run *r) {
     else
         r->own->recompute.recompute_granularity = RECOMPUTE_NONE;
 }
+// Resolves --fp8-weight-cache auto by free memory, equally on all ranks. Every rank calls this.
+static void choose_fp8_weight_cache(struct run *r) {
+    struct config *own = r->own;
+    if (own->fp8.fp8_weight_cache != FP8_CACHE_AUTO)
+        return;
+    int lacks = !fit_caches_fp8_weights(&r->fit, limits_of_choice(r));
+    if (r->parallel && own->fp8.fp8_format != FP8_FORMAT_NONE)
+        lacks = parallel_largest(r->parallel, lacks, "agreement on keeping FP8 weights");
+    own->fp8.fp8_weight_cache = lacks ? FP8_CACHE_OFF : FP8_CACHE_ALWAYS;
+}
 // Makes a training run's chunks of logits larger where memory is free, equally on all ranks, and sets r->chunk_grew.
 // r->own keeps the size for a resumed run: other chunks round sums otherwise. Every rank calls this.
 static void choose_loss_chunk(struct run *r) {
@@ -252,6 +262,7 @@ static void write_plan(struct run *r) {
 static void choose_plan(struct run *r) {
     if (r->config->recompute.recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r);
+    choose_fp8_weight_cache(r);
     choose_loss_chunk(r);
     create_model(r);
 }
@@ -275,7 +286,9 @@ static void plan_model(struct run *r) {
 // Chooses by free memory and plans r->model anew, once, if old choices don't fit on some rank. Every rank calls this.
 static void plan_again(struct run *r) {
     const bool by_auto = r->asked.recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(r->config);
-    const bool chose = by_auto || r->chunk_grew; // on all ranks or on none
+    const bool caches =
+        r->asked.fp8.fp8_weight_cache == FP8_CACHE_AUTO && r->own->fp8.fp8_weight_cache == FP8_CACHE_ALWAYS;
+    const bool chose = by_auto || caches || r->chunk_grew; // on all ranks or on none
     int exceeds = chose && !fit_is_within(fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     if (r->parallel && chose)
         exceeds = parallel_largest(r->parallel, exceeds, "agreement on whether the plan fits");

@@ -224,7 +224,7 @@ static void report(const struct run *r) {
     report_environment();
     log_row("precision", "%s: %s", c->device.precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     if (c->fp8.fp8_format != FP8_FORMAT_NONE)
-        log_row("FP8", "%s", fp8_describe(fp8, c));
+        log_row("FP8", "%s", fp8_describe(fp8, c, m->fp8.caches_weights));
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     if (*r->tuning)
         log_row("matmul algorithms", "%s", r->tuning);

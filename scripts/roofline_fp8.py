@@ -130,9 +130,9 @@ recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
 | model | H200, tensorwise | delayed | H100, tensorwise | delayed |
 |---|---|---|---|---|"""
 
-NOTES = """The gain grows with the micro-batch: weights are cast in every micro-step. Blockwise gains less. An
-[H200](gpu/measured.md) measured, delayed, 1.15 (gpt2-124m), 1.34 (gpt2-1558m), 1.37 (qwen2.5-1.5b, 16 x 1024) and 1.56
-(qwen2.5-7b, 16 x 1024); tensorwise has 0.95 of delayed's speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
+NOTES = """Weights are cast once a step where memory is free (`--fp8-weight-cache`, 2 bytes a parameter), else in every micro-step.
+Without that an [H200](gpu/measured.md) measured, by delayed scales, 1.15 (gpt2-124m), 1.34 (gpt2-1558m), 1.37 (qwen2.5-1.5b)
+and 1.56 (qwen2.5-7b); tensorwise has 0.95 of their speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
 """
 
 

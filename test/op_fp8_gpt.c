@@ -124,14 +124,16 @@ static const char *joined(const char *a, const char *b) {
 
 // ---- recomputation and memory ----
 
-// Checks that each policy gives the bits of a run that keeps everything, whatever lies in memory that the plan calls
-// dead.
+// Checks that each policy, and weights that are cast once a step, give the bits of a run that keeps everything and
+// casts each time, whatever lies in memory that the plan calls dead.
 static void policies_change_no_bit(const char *shape, const char *recipe) {
     static const char *const policies[] = {
-        "",
-        "--recompute-granularity full",
+        "--fp8-weight-cache always",
+        "--recompute-granularity full --fp8-weight-cache always",
         "--recompute-granularity selective --recompute-modules " MODULE_LIST,
 #ifndef CUDA_EMULATED
+        "",
+        "--recompute-granularity full",
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
         "--recompute-granularity selective",
         "--recompute-granularity selective --recompute-modules qkv",

@@ -483,6 +483,25 @@ class CudaEngine(unittest.TestCase):
         self.assertEqual([name for name in counts if "bias" in name], [])
 
     @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
+    def test_fp8_weights_are_cast_once(self):
+        """A step's later micro-steps cast no weight, two forms of 4 linear layers, where memory is free for that."""
+        def casts(*more):
+            known, options = count_launches.options_of(["--train-gpt", PROGRAM, "--num-layers", "3", "--fp8-format", "hybrid", *more])
+            with tempfile.TemporaryDirectory() as folder:
+                write_shard(folder + "/train.bin", [1] * 5000)
+                one, two = (count_launches.counts_of(known, options, folder, 1, steps)["fp8_tile_kernel"] for steps in (1, 2))
+                result = run(*options, "--micro-batch-size=1", "--global-batch-size=2", "--plan", "--plan-json", folder + "/plan.json", "--device=cuda")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                with open(folder + "/plan.json", encoding="utf-8") as file:
+                    return two - one, json.load(file)["peak_bytes"]
+        kept, most = casts("--fp8-weight-cache=always")
+        each, least = casts("--fp8-weight-cache=off")
+        self.assertEqual(each - kept, 3 * 4 * 2)
+        self.assertEqual(most - least, 3 * 2 * 64 * (3 * 128 + 128 + 2 * 128))
+        for budget, expected in ((most, kept), (most - 1, each)):
+            self.assertEqual(casts("--memory-budget", str(budget))[0], expected)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
     def test_launches_of_a_sort(self):
         """The embedding's backward sorts more tokens by as many more launches as docs/internals/kernels.md adds."""
         for batch in chosen((2, 65), (2,)):

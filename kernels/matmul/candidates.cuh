@@ -68,14 +68,15 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it lies wholly in the noise's memory.
+// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it is FP8, which a cast overwrites, or
+// lies wholly in the noise's memory.
 // first: the word of codes to begin at, 0 or 1. Two operands that began alike would have sums beyond what is exact.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols, int first,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
     const int64_t lines = x->transposed ? cols : rows, width = x->transposed ? rows : cols;
     const size_t bytes = (size_t)((lines - 1) * x->ld + width) * (x->fp8 ? sizeof(fp8) : sizeof(floatX));
-    if (data < noise->memory || data + bytes > noise->memory + noise->bytes)
+    if (!x->fp8 && (data < noise->memory || data + bytes > noise->memory + noise->bytes))
         return;
     matmul_fill(data, bytes, x->fp8 ? noise->codes + first : noise->words, dev);
     if (x->fp8 && x->fp8->granularity != FP8_PER_TENSOR) // the blocks' scales lie after the codes
