@@ -168,8 +168,7 @@ static int fp8_attention_tensors_of(const struct fp8_state *f) {
     }
     return 0;
 }
-// Sets up the state. Call fp8_plan and fp8_allocate next. shape must outlive f. weights_sharded: see struct fp8_state.
-// micro_steps: a step's.
+// Sets up the state. Call fp8_plan and fp8_allocate next. shape must outlive f. micro_steps: a step's.
 static void fp8_create(struct fp8_state *f, const struct config *c, const struct layer_shape *shape,
                        bool weights_sharded, int micro_steps) {
     memset(f, 0, sizeof *f);

@@ -157,8 +157,8 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
     }
     return false;
 }
-// Returns w (outputs, inputs) in FP8, transposed if `which` is FP8_WEIGHT_COLUMNS. Casts it in this phase, unless an
-// earlier micro-step's cast is kept. If weights_sharded, the forward of each micro-step first takes w's amax here; otherwise the amax is known already.
+// Returns w (outputs, inputs) in FP8, transposed if `which` is FP8_WEIGHT_COLUMNS. Casts w in this phase, unless an
+// earlier micro-step's cast is kept. If weights_sharded, forward first takes w's amax; else the amax is known already.
 static struct fp8_matrix cast_weight(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which,
                                      const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

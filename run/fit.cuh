@@ -42,7 +42,7 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { re
 // Returns 0, for the planned ones, if no fewer fit, the user named the tokens, on a CPU, or if the device has no limit.
 static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
 
-// Whether FP8 weights may be kept over a step's micro-steps: memory for them is free on a GPU, and they stay whole.
+// Whether a GPU has memory to keep FP8 weights over a step's micro-steps. False if parameters are sharded or offloaded.
 static bool fit_caches_fp8_weights(const struct fit *f, struct fit_limits limits);
 
 // Prints a note on `out` for each option of recomputation or chunks that saves less memory than it seems to.
@@ -197,8 +197,8 @@ static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
 static bool fit_caches_fp8_weights(const struct fit *f, struct fit_limits limits) {
     struct config changed = *f->config;
     const struct fit g = {&changed, f->backend, f->dev, f->shape};
-    if (!device_is_gpu(f->dev) || !config_trains(&changed) || changed.fp8.fp8_format == FP8_FORMAT_NONE ||
-        changed.processes.zero_stage == 3 || changed.states.offload_weights || limits.device == SIZE_MAX)
+    if (!device_is_gpu(f->dev) || !config_trains(&changed) || changed.processes.zero_stage == 3 ||
+        changed.states.offload_weights || limits.device == SIZE_MAX)
         return false;
     changed.fp8.fp8_weight_cache = FP8_CACHE_ALWAYS;
     return fit_is_within(fit_peaks(&g, fit_policy(&g)), limits);

@@ -1,6 +1,7 @@
-// Predicts the time of a training step from its plan, without the exchange between ranks. A micro-step is simulated on three clocks: the device's, which computes phase by phase and waits for copies
-// where the plan says so, and one for each direction of the bus, which carries one copy after the other. The update
-// copies and computes pieces, and takes as long as the slowest of memory and bus, and the first and the last piece.
+// Predicts the time of a training step from its plan, without the exchange between ranks. A micro-step is simulated on
+// three clocks: the device's, which computes phase by phase and waits for copies where the plan says so, and one for
+// each direction of the bus, which carries one copy after the other. The update copies and computes pieces, and takes
+// as long as the slowest of memory and bus, and the first and the last piece.
 #pragma once
 #include "config/fit.h"        // main_dtype_bytes
 #include "run/fit_space.cuh"   // struct fit_bus, fit_update_on_bus_s

@@ -205,10 +205,10 @@ static void choose_fit(struct run *r) {
 // Resolves --fp8-weight-cache auto by free memory, equally on all ranks. Every rank calls this.
 static void choose_fp8_weight_cache(struct run *r) {
     struct config *own = r->own;
-    if (own->fp8.fp8_weight_cache != FP8_CACHE_AUTO)
+    if (own->fp8.fp8_weight_cache != FP8_CACHE_AUTO || own->fp8.fp8_format == FP8_FORMAT_NONE)
         return;
     int lacks = !fit_caches_fp8_weights(&r->fit, limits_of_choice(r));
-    if (r->parallel && own->fp8.fp8_format != FP8_FORMAT_NONE)
+    if (r->parallel)
         lacks = parallel_largest(r->parallel, lacks, "agreement on keeping FP8 weights");
     own->fp8.fp8_weight_cache = lacks ? FP8_CACHE_OFF : FP8_CACHE_ALWAYS;
 }

@@ -68,9 +68,9 @@ void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it is FP8, which a cast overwrites, or
-// lies wholly in the noise's memory.
-// first: the word of codes to begin at, 0 or 1. Two operands that began alike would have sums beyond what is exact.
+// Enqueues noise for an operand (rows, cols), gaps and blocks' scales too, if it is FP8, which casts overwrite, or lies
+// wholly in the noise's memory. first: the word of codes to begin at, 0 or 1. Two operands that began alike would have
+// sums beyond what is exact.
 static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols, int first,
                                 const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);

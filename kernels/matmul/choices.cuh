@@ -105,7 +105,7 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
 // Times the algorithms of a product without a choice, keeps the fastest that multiplies right and gives the same bits
 // twice, and drops all plans. Keeps the heuristics' first if no other is clearly faster, and with times of 0 if none
 // does or all results are 0 or not finite; if that first one multiplies wrongly, it ends the program. Returns false if
-// there is no algorithm. Waits. Overwrites output, dbias, workspace, and operands in the noise's memory.
+// there is no algorithm. Waits. Overwrites output, dbias, workspace, and operands in FP8 or in the noise's memory.
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
