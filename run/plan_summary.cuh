@@ -96,12 +96,17 @@ struct summary_change {
     struct fit_time time;
     struct fit_bytes bytes;
 };
-// Plans a run with the options `changed`, and returns the time and bytes it would take. If the run itself chose its
-// chunk of logits, first sets that in `changed` to the largest that `limit` allows. Doesn't repeat auto's search.
+// Plans a run with the options `changed`, and returns the time and bytes it would take. Chooses anew in `changed`, by
+// `limit`, the chunk of logits and --fp8-weight-cache, where the run itself chose those. Doesn't repeat auto's search.
 static struct summary_change summary_plan(const struct run *r, struct config *changed, size_t limit) {
     const struct fit f = fit_of(changed, r->attention.backend, r->fit.dev);
     const struct fit_limits limits = {limit, SIZE_MAX, SIZE_MAX};
     struct summary_change change;
+    if (r->asked.fp8.fp8_weight_cache == FP8_CACHE_AUTO) {
+        changed->fp8.fp8_weight_cache = FP8_CACHE_OFF;
+        if (changed->fp8.fp8_format != FP8_FORMAT_NONE && fit_caches_fp8_weights(&f, limits))
+            changed->fp8.fp8_weight_cache = FP8_CACHE_ALWAYS;
+    }
     if (r->chunk_grew) {
         changed->memory.loss_chunk_tokens = 0;
         changed->memory.loss_chunk_tokens = (int)fit_loss_chunk(&f, limits);
