@@ -242,7 +242,7 @@ static void forgotten_scales_leave_their_histories(void **state) {
 // ---- reports ----
 
 // Checks the shares over two ranks and two micro-batches of 32 tokens, for layers 1 and 2 of 4: each operand is cast 8
-// times.
+// times, a weight that is kept over micro-batches 4 times.
 static void shares_are_of_all_ranks_casts(void **state) {
     enum { RANKS = 2, MICRO_STEPS = 2, TOKENS = 32, CASTS = 8, COUNTS = FP8_KINDS * FP8_COUNTS, WIDTH = COUNTS + 5 };
     struct layer_shape s;
@@ -263,15 +263,19 @@ static void shares_are_of_all_ranks_casts(void **state) {
     for (int rank = 0; rank < RANKS; rank++)
         for (int i = 0; i < WIDTH; i++) // what surrounds the counts must not be counted
             reports[rank * WIDTH + i] = i < 3 || i >= 3 + COUNTS ? 1e9 : (rank + 1) * (i - 3);
-    fp8_shares(shares, &f, &s, reports + 3, RANKS, WIDTH, MICRO_STEPS, TOKENS);
     static const int inputs[] = {48, 48, 48, 80}, outputs[] = {80, 48, 160, 48};
-    for (int l = 0; l < LINEAR_COUNT; l++) {
-        const double elements[] = {1.0 * TOKENS * inputs[l], 1.0 * outputs[l] * inputs[l], 1.0 * TOKENS * outputs[l]};
-        assert_string_equal(shares[l].linear, linear_row((enum linear)l, &s).name);
-        for (int o = 0; o < FP8_OPERANDS; o++) {
-            const int first = 2 * (3 * l + o); // the column of `saturated`, before the one of `flushed`
-            assert_true(shares[l].saturated[o] == 3 * first / (CASTS * elements[o]));
-            assert_true(shares[l].flushed[o] == 3 * (first + 1) / (CASTS * elements[o]));
+    for (int cached = 0; cached < 2; cached++) {
+        f.caches_weights = cached;
+        fp8_shares(shares, &f, &s, reports + 3, RANKS, WIDTH, MICRO_STEPS, TOKENS);
+        for (int l = 0; l < LINEAR_COUNT; l++) {
+            const double weights = 1.0 * outputs[l] * inputs[l] / (cached ? MICRO_STEPS : 1);
+            const double elements[] = {1.0 * TOKENS * inputs[l], weights, 1.0 * TOKENS * outputs[l]};
+            assert_string_equal(shares[l].linear, linear_row((enum linear)l, &s).name);
+            for (int o = 0; o < FP8_OPERANDS; o++) {
+                const int first = 2 * (3 * l + o); // the column of `saturated`, before the one of `flushed`
+                assert_true(shares[l].saturated[o] == 3 * first / (CASTS * elements[o]));
+                assert_true(shares[l].flushed[o] == 3 * (first + 1) / (CASTS * elements[o]));
+            }
         }
     }
     f.attention = FP8_ATTENTION_FORWARD;
@@ -295,7 +299,9 @@ static void describe(const char *words, bool on_gpu, const char *expected) {
         argv[argc++] = word;
     struct config c = config_parse(argc, argv);
     c.device.device = on_gpu ? DEVICE_CUDA : DEVICE_CPU;
-    assert_string_equal(fp8_describe(text, &c), expected);
+    assert_string_equal(fp8_describe(text, &c, false), expected);
+    if (config_trains(&c))
+        assert_string_equal(fp8_describe(text, &c, true) + strlen(expected), "; weights cast once a step");
 }
 static void the_report_says_what_is_in_fp8(void **state) {
     describe(
