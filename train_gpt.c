@@ -114,6 +114,7 @@ static int run_training(struct run *r) {
     write_plan_page(r);
     follower_start(&r->follower, c, r->first_step == 0);
     open_saver(r);
+    graphs_recall(r);
     self_check_save(r);
     r->device_watch = watch_device(&r->dev);
     watched(r, tune_matmuls);

@@ -1,5 +1,6 @@
 // The self-check of CUDA graphs: a start's first micro-step is computed kernel by kernel, then as a graph, each over
-// NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph.
+// NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph. That
+// they don't is kept beside attention's verdicts.
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/self_check.cuh"     // self_check_any_rank_wants
@@ -80,11 +81,52 @@ static bool graph_check_equal(struct run *r, const struct graph_check_result *a,
     return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
 }
 
+// Writes the key of a verdict on this run's graphs (SELF_CHECK_KEY bytes). It also changes with ranks, plan, and options
+// that hold for more than one start.
+static void graph_check_key(char *key, struct run *r) {
+    char text[OPTION_TEXT], request[SELF_CHECK_REQUEST];
+    uint64_t digest = r->model->timeline.plan.peak_bytes;
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (!(config_rows[i].flags & (CONFIG_THIS_START | CONFIG_PER_RANK))) {
+            option_text(text, &config_rows[i], r->config);
+            digest = hash64(text, strlen(text), digest);
+        }
+    snprintf(request, sizeof request, " backend=%d ranks=%d graphs=%016" PRIx64, (int)r->attention.backend,
+             r->config->ranks, digest);
+    self_check_write_key(key, request, &r->dev);
+}
+// Looks for an earlier start's verdict on the graphs, before self_check_save. Every rank calls this.
+static void graphs_recall(struct run *r) {
+    char key[SELF_CHECK_KEY];
+    struct self_verdict verdict;
+    if (!self_check_any_rank_wants(r))
+        return;
+    if (!r->self_check.is_read)
+        self_check_read(r);
+    graph_check_key(key, r);
+    const bool known = r->config->device.self_check == CHECK_AUTO &&
+                       self_check_find(&verdict, r->self_check.known, key) && verdict.kind == SELF_CHECK_RIGHT;
+    r->self_check.graphs_known = !parallel_largest(r->parallel, !known, "earlier checks of graphs");
+}
+// Keeps, in --out, that graphs are right, unless some rank's were refused. Every rank calls this.
+static void graphs_keep(struct run *r) {
+    const struct self_verdict right = {SELF_CHECK_RIGHT, "graphs", 0, true};
+    char key[SELF_CHECK_KEY], *line = NULL;
+    if (parallel_largest(r->parallel, *graphs_refusal(&r->dev) != '\0', "the self-check of graphs"))
+        return;
+    graph_check_key(key, r);
+    self_check_add(&line, &right, key);
+    self_check_append(r, line);
+    free(line);
+}
+
 // Checks the first micro-step's graph, with --self-check, --cuda-graphs and --deterministic-mode. If results differ,
 // warns and uses no graphs. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
-    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || !self_check_any_rank_wants(r))
+    const bool skips =
+        !m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || r->self_check.graphs_known;
+    if (!self_check_any_rank_wants(r) || parallel_largest(r->parallel, skips, "whether graphs are checked"))
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);
@@ -97,7 +139,9 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
     const struct graph_check_result graph = graph_check_pass(r, batch, scale);
     deadline_end(r);
     graph_check_restore(&scales, m);
-    if (!graph_check_equal(r, &plain, &graph)) {
+    if (graph_check_equal(r, &plain, &graph))
+        graphs_keep(r);
+    else {
         snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "graphs differ"); // until the next pass
         gpt_free_graphs(m);
         const struct graph_check_result again = graph_check_pass(r, batch, scale);
@@ -122,6 +166,7 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
 #else
 
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
+static void graphs_recall(struct run *r) {}
 
 #endif
 

@@ -385,20 +385,24 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*r->self_check.refused[i])
             json_str(json, self_check_backend_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
 }
-// Appends, on rank 0, the new verdicts that later starts may use to the file in --out, or warns that it can't. Logs the
-// refusals in log.jsonl, which is open. Frees the lines of verdicts: no check may follow.
-static void self_check_save(struct run *r) {
+// Appends, on rank 0, verdicts that later starts may use to the file in --out, or warns that it can't. lines: or NULL.
+static void self_check_append(struct run *r, const char *lines) {
     char path[PATH_MAX];
+    if (r->config->rank != 0 || !lines)
+        return;
+    const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path;
+    FILE *const file = fits ? fopen(path, "a") : NULL;
+    int reason = !fits ? ENAMETOOLONG : file && fputs(lines, file) >= 0 ? 0 : errno;
+    if (file && fclose(file) != 0 && !reason)
+        reason = errno;
+    if (reason)
+        say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(reason));
+}
+// Appends the new verdicts to the file in --out. Logs the refusals in log.jsonl, which is open. Frees the lines of
+// verdicts: no check of attention may follow.
+static void self_check_save(struct run *r) {
     struct self_check *s = &r->self_check;
-    if (r->config->rank == 0 && s->found) {
-        const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path;
-        FILE *const file = fits ? fopen(path, "a") : NULL;
-        int reason = !fits ? ENAMETOOLONG : file && fputs(s->found, file) >= 0 ? 0 : errno;
-        if (file && fclose(file) != 0 && !reason)
-            reason = errno;
-        if (reason)
-            say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(reason));
-    }
+    self_check_append(r, s->found);
     bool any = false;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         any = any || *s->refused[i];

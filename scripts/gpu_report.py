@@ -513,7 +513,8 @@ def report_lines(results):
     trained = [row for row in rows_of_stage("train_table") if row["bench"] == "train"]
     lines += ["", *goals_list(rows_of_stage("attention_table"), trained, [row for row in rows_of_stage("fp8") if row["bench"] == "fp8"])]
     others = [f"; {what}: {names}" for what, names in (("found", named(found, "passed")), ("failed", named(checks, "failed")), ("hung", named(checks, "hung")),
-              ("no time left", ", ".join(check["check"] for check in checks if check["outcome"] in ("no time", "stopped"))), ("skipped", named(checks, "skipped"))) if names]
+              ("no time left", ", ".join(check["check"] + f" ({check['why']})" * (check["outcome"] == "stopped")
+                                              for check in checks if check["outcome"] in ("no time", "stopped"))), ("skipped", named(checks, "skipped"))) if names]
     lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} of {len(checks)} checks passed{''.join(others)}."]
     attention_rows = rows_of_stage("attention_table")
     for title, table in (("What this GPU can do", rates_list(attention_rows)),

@@ -68,9 +68,10 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(losses, again)
         with open(self.folder.name + "/once/self_check.txt", encoding="utf-8") as file:
             lines = file.read().splitlines()
-        self.assertEqual(len(lines), 3, lines)
+        self.assertEqual(len(lines), 4, lines)
         self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$")
-        for line in lines[1:]:
+        self.assertRegex(lines[3], r"^right\tgraphs\temulated GPU; .*; bf16 backend=\d ranks=1 graphs=[0-9a-f]{16}$")
+        for line in lines[1:3]:
             self.assertRegex(line, r"^right\t\d[0-9.]* ms\temulated GPU; .*; bf16 backend=3 others=2 cudnn=0 B=1 T=32 .*; time of [13]$")
         always, _ = self.start("once", "--self-check", "always", TRAIN_GPT_SELF_CHECK="off")
         self.assertRegex(self.row(always, "self-check"), r"; \d+\.\d\d s$")
@@ -245,7 +246,8 @@ class SelfCheck(unittest.TestCase):
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
         self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
-        self.assertFalse(os.path.exists(self.folder.name + "/unknown/self_check.txt"))
+        with open(self.folder.name + "/unknown/self_check.txt", encoding="utf-8") as file:
+            self.assertRegex(file.read(), r"^right\tgraphs\t[^\n]*\n$")  # and none of attention
 
     def ranks(self, name, *arguments, environments=({}, {})):
         """Returns what two ranks say, and their exit statuses."""
@@ -287,6 +289,10 @@ class SelfCheck(unittest.TestCase):
             self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
             self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
             self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
+        self.start("kept")  # a verdict holds for the same work, and for no other
+        for options, finds in (([], False), (["--self-check", "always"], True), (["--hidden-dropout", "0.1"], True)):
+            result, _ = self.start("kept", *options, EMU_FAULT="wrong:a graph")
+            self.assertEqual("gives another loss" in result.stderr, finds, (options, result.stderr))
         for stage in chosen([0, 1, 2, 3], [3]):
             # One backend in each run: which one is the fastest on a busy machine differs each time.
             options = ["--zero-stage", stage, "--train-steps", 3, "--global-batch-size", 4, "--attention-backend", "flash", "--flash-kernels", "mma"]
