@@ -106,7 +106,7 @@ static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct de
 #endif
 
 size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
-    floatX out, bias; // stand for buffers that are not there yet
+    floatX out, bias = {0}; // stand for buffers that are not there yet
     float sum;
     const struct gemm gemms[] = {gemm_forward(&out, NULL, NULL, &bias, M, N, K),
                                  gemm_forward(&out, NULL, NULL, NULL, M, N, K),
