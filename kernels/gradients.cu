@@ -64,7 +64,7 @@ DEVICE_FUNCTION double squares_warp_total(const double *sums) {
 }
 static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
 // *total = the sum over the ranges, by one block. A warp puts a range's sum in place of its first partial sum.
-static __global__ void __launch_bounds__(SQUARES_BLOCKS)
+static __global__ void __launch_bounds__(SQUARES_BLOCKS, 1)
     squares_ranges_total_kernel(double *total, double *sums, int count) {
     for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {
         const double sum = squares_warp_total(sums + (int64_t)i * SQUARES_BLOCKS);
