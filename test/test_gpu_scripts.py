@@ -257,7 +257,7 @@ class Ranks(unittest.TestCase):
 
 
 class Spills(unittest.TestCase):
-    def table(self, *kernels, architecture="sm_80", stack=16, build="bf16_sm_80"):
+    def table(self, *kernels, architecture="sm_80", stack=16, build="bf16_sm_80", options=()):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, f"ptxas_{build}.log")
             with open(path, "w", encoding="utf-8") as file:
@@ -265,7 +265,7 @@ class Spills(unittest.TestCase):
                     file.write(f"ptxas info    : Compiling entry function '{name}' for '{architecture}'\n"
                                f"    {stack} bytes stack frame, {stores} bytes spill stores, 8 bytes spill loads\n"
                                f"ptxas info    : Used 255 registers, used 1 barriers, 16 bytes smem, 400 bytes cmem[0]\n")
-            return script("ptxas_table.py", path)
+            return script("ptxas_table.py", *options, path)
 
     def test_bounds(self):
         # flash_forward_kernel<plan<64, 0> >: plain causal attention; with 1 it sees documents or a window.
@@ -287,6 +287,10 @@ class Spills(unittest.TestCase):
             self.assertRegex(table.stderr, f" of bf16_sm_80 spills {stores} bytes")
         for architecture, stores, status in (("sm_80", 0, 0), ("sm_80", 4, 1), ("sm_89", 4, 1), ("sm_90a", 4, 1), ("sm_100", 12, 1), ("sm_120", 28, 0)):
             self.assertEqual(self.table((backward, stores), architecture=architecture, build="fp32").returncode, status)
+        for stores, status in ((4, 0), (8, 1)):
+            kernel = ("_Z31unfused_softmax_backward_kernelILi1EEvv", stores)
+            self.assertEqual(self.table(kernel, options=("--ptxas", "12.4")).returncode, status)
+            self.assertEqual(self.table(kernel).returncode, 1)
         self.assertEqual(self.table().returncode, 1)  # no kernel at all
 
     def test_hopper(self):
