@@ -485,7 +485,7 @@ def page_of(rows, results):
              "the largest relative differences of a loss in 20 steps from the native build's fp32 losses, `adapters` the largest of LoRA's",
              "adapters from fp64's. `missing` is what the machine lacked, `incomplete` a row that its limit stopped, `stale` a result of more",
              "than %d commits ago, or of a row that has changed since." % STALE_COMMITS, "",
-             "The newest gcc of Debian 12 is the one of `make test`. What the build without MPI compiles and tests is in `gcc-without-any`.", "", "```text"]
+             "The newest gcc of Debian 12 is the one of `make test`.", "", "```text"]
     cells = [(row.name, result_cell(results[row.name]) if row.name in results else "not run", row.what) for row in rows]
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
     lines += ["%-*s  %-*s  %s" % (widths[0], name, widths[1], result, what) for name, result, what in cells] + ["```"]
