@@ -1,6 +1,5 @@
 // The self-check of CUDA graphs: a start's first micro-step is computed kernel by kernel, then as a graph, each over
-// NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph. That
-// they don't is kept beside attention's verdicts.
+// NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses no graph.
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/self_check.cuh"     // self_check_any_rank_wants
@@ -124,9 +123,8 @@ static void graphs_keep(struct run *r) {
 // warns and uses no graphs. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
-    const bool skips =
-        !m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || r->self_check.graphs_known;
-    if (!self_check_any_rank_wants(r) || parallel_largest(r->parallel, skips, "whether graphs are checked"))
+    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || r->self_check.graphs_known ||
+        !self_check_any_rank_wants(r))
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
     const struct graph_check_scales scales = graph_check_save(m);
