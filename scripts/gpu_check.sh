@@ -32,6 +32,8 @@
 #   GPU_CHECK_STEP_SECONDS=N    lowers to N the limit of each check whose own limit is higher
 #   GPU_CHECK_ONLY=REGEX        of the stages' checks, only those whose names match are run; the build, the data and
 #                               probes of the machine are always run
+#   GPU_CHECK_TOGETHER=N        so many op tests run side by side: their references keep the host busy, not the GPU; unless
+#                               set, one for each 4 cores, at most 4, and in a rehearsal one
 #   GPU_CHECK_MEMORY=pinned     op tests take pinned memory; unless set, a probe says whether they can take managed
 #                               memory
 #   GPU_CHECK_PROGRAMS=DIR      a rehearsal: train_gpt and the test programs in DIR (build/emu) run in place of build/'s
@@ -74,6 +76,12 @@ only=${GPU_CHECK_ONLY:-}
 small=${GPU_CHECK_SMALL:-}
 train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
+together=${GPU_CHECK_TOGETHER:-}
+if [ -z "$together" ]; then
+    together=$((jobs < 8 ? 1 : jobs > 15 ? 4 : jobs / 4))
+    [ -z "$rehearsal" ] || together=1
+fi
+declare -A beside=() # by process, the checks that run side by side: name, own limit, limit, begin
 failures=0
 passes=0
 memory='' torch='' check='' pid='' watch='' build_failed=''
@@ -85,6 +93,11 @@ report() { "$python" scripts/gpu_report.py "$@"; }
 stopped_by() {
     [ "$BASHPID" = $$ ] || exit 1 # a background job that has not yet started its program
     trap '' INT TERM HUP
+    for pid in "${!beside[@]}"; do
+        kill -KILL -- "-$pid" "$pid" 2>/dev/null
+        take_beside "$pid"
+        finish "stopped by $1" 0 0
+    done
     if [ -n "$pid" ]; then
         kill -KILL "$watch" 2>/dev/null
         kill -TERM "$pid" 2>/dev/null # timeout passes the signal on to its whole group
@@ -151,6 +164,53 @@ step() {
         wait "$watch" 2>/dev/null
     fi
     finish "$status" "$allowed" "$own" "${probe[@]}"
+}
+# take_beside PID: sets what finish needs of a check that ran beside others, and forgets it.
+take_beside() {
+    read -r check own allowed begin <<<"${beside[$1]}"
+    unset "beside[$1]"
+    mv "$work/output.$check" "$work/output"
+}
+# Waits for the first of the checks that run side by side to end, and reports it. None ends later than the script should,
+# unless the kernel can't kill it: it is left behind.
+finish_beside() {
+    local ended guard status=0 own allowed
+    sleep $((limit > SECONDS ? limit - SECONDS + 20 : 20)) >/dev/null 2>&1 &
+    guard=$!
+    wait -n -p ended "${!beside[@]}" "$guard" || status=$?
+    if [ "$ended" = "$guard" ]; then
+        status=stuck
+        for ended in "${!beside[@]}"; do break; done
+    else
+        kill -KILL "$guard"
+        wait "$guard" 2>/dev/null
+    fi
+    take_beside "$ended"
+    finish "$status" "$allowed" "$own"
+}
+# step_beside NAME LIMIT COMMAND...: as step, but beside the $together - 1 latest checks. `finish_all_beside` ends it.
+step_beside() {
+    local name=$1 own=$2 allowed
+    shift 2
+    is_chosen "$name" || return
+    [ -z "$step_limit" ] || [ "$own" -lt "$step_limit" ] || own=$step_limit
+    while [ ${#beside[@]} -ge "$together" ]; do
+        finish_beside
+    done
+    if no_time_left; then
+        report skip "$out" "$stage" "$name" "no time left"
+        return
+    fi
+    allowed=$((limit - SECONDS))
+    [ $allowed -lt "$own" ] || allowed=$own
+    timeout -k 5 "$allowed" env OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((jobs / together > 0 ? jobs / together : 1))}" "$@" \
+        >"$work/output.$name" 2>&1 </dev/null &
+    beside[$!]="$name $own $allowed $SECONDS"
+}
+finish_all_beside() {
+    while [ ${#beside[@]} -gt 0 ]; do
+        finish_beside
+    done
 }
 skip() { report skip "$out" "$stage" "$1" "$2"; }
 # is_built PROGRAM [CHECK]: whether the program is there and made of these sources. Where it isn't, the check (named
@@ -240,9 +300,10 @@ op_tests() {
         if [ "$memory" = none ]; then
             skip "$name" "the host and the GPU see no memory in common"
         elif is_built "$programs/$name"; then
-            program_test "$name" 240 env TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=$blocking "$programs/$name"
+            step_beside "$name" 240 CMOCKA_MESSAGE_OUTPUT=TAP TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=$blocking "$programs/$name"
         fi
     done
+    finish_all_beside
 }
 attention() { op_tests op_attention_bf16 op_attention_fp32; }
 model() { op_tests op_matmul_bf16 op_gpt_bf16; } # the tables' figures count only once these pass

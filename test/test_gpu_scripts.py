@@ -1440,6 +1440,16 @@ class Rehearsal(StandIns):
 
 
 class Stages(StandIns):
+    def assert_ended(self, name):
+        """Of the process whose number is in the file `name`."""
+        with open(f"{self.path}/{name}", encoding="utf-8") as file:
+            number = int(file.read())
+        try:
+            with open(f"/proc/{number}/stat", encoding="utf-8") as file:
+                self.assertIn(file.read().rsplit(")", 1)[1].split()[0], "ZX", "the check still runs")
+        except FileNotFoundError:
+            pass
+
     def test_what_hangs_is_named(self):
         self.program("unit_hangs", "#!/bin/sh\necho begun\ntrap '' TERM\nwhile :; do sleep 1; done\n")
         run = self.start("hang", "--stages", "unit,attention", GPU_CHECK_STEP_SECONDS="2")
@@ -1449,6 +1459,30 @@ class Stages(StandIns):
         self.assertRegex(text, r"hung: unit_hangs \(killed after \d+ s\)", output)
         self.assertEqual(checks["unit_hangs"]["output"], ["begun"])
         self.assertEqual(checks["op_attention_fp32"]["outcome"], "passed")  # what comes after it runs
+
+    def test_op_tests_run_side_by_side(self):
+        """Each waits for the other, which alone would be its limit; a signal stops all."""
+        for name, other in (("one", "two"), ("two", "one")):
+            self.program(f"op_{name}_bf16", f"#!/bin/sh\ncd '{self.path}'\n: >began_{name}\nwhile [ ! -e began_{other} ]; do sleep 0.1; done\n"
+                         "echo 1..1\necho ok 1 - met\n")
+        run = self.start("together", "--stages", "ops", GPU_CHECK_TOGETHER="2", GPU_CHECK_STEP_SECONDS="20", GPU_CHECK_ONLY="^op_(one|two)_")
+        output, _ = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, 0, output)
+        checks, _ = self.read("together")
+        for name in ("op_one_bf16", "op_two_bf16"):
+            self.assertEqual((checks[name]["outcome"], checks[name]["tests"]["passed"]), ("passed", 1))
+        os.remove(self.path + "/began_one")
+        os.remove(self.path + "/began_two")
+        write_program(self.path + "/programs/op_two_bf16", f"#!/bin/sh\necho $$ >'{self.path}/waits'\nexec sleep 100\n")
+        run = self.start("together", "--stages", "ops", GPU_CHECK_TOGETHER="2", GPU_CHECK_ONLY="^op_(one|two)_")
+        for _ in range(600):
+            if os.path.exists(self.path + "/waits") and os.path.exists(self.path + "/began_one"):
+                break
+            time.sleep(0.1)
+        run.send_signal(signal.SIGTERM)
+        self.assertIn("STOPPED: op_one_bf16: stopped by TERM", output := run.communicate(timeout=60)[0])
+        self.assertIn("STOPPED: op_two_bf16: stopped by TERM", output)
+        self.assert_ended("waits")
 
     def test_no_check_passed(self):
         """A machine on which all is skipped has shown nothing."""
@@ -1474,13 +1508,7 @@ class Stages(StandIns):
         self.assertEqual({name: check["outcome"] for name, check in checks.items()},
                          {"unit_first": "passed", "unit_for_hopper": "skipped", "unit_slow": "stopped"})
         self.assertIn("unit_slow (stopped by TERM)", text)
-        with open(self.path + "/slow", encoding="utf-8") as file:
-            slow = int(file.read())
-        try:
-            with open(f"/proc/{slow}/stat", encoding="utf-8") as file:
-                self.assertIn(file.read().rsplit(")", 1)[1].split()[0], "ZX", "the check still runs")
-        except FileNotFoundError:
-            pass
+        self.assert_ended("slow")
 
     def test_wrong_use(self):
         for arguments, status in ((["--stages", "units"], 2), ([], 77)):
