@@ -38,9 +38,12 @@ static uint32_t matmul_noise_word(uint64_t i) {
 // Returns word i of the noise for FP8 operands, as struct matmul_noise describes it.
 static uint32_t matmul_noise_codes(uint64_t i) {
     uint32_t word = 0;
-    for (int byte = 0; byte < 4; byte++) {
-        const uint32_t of_six = (uint32_t)(random_uniform(1, 3, 4 * i + (uint64_t)byte) * 6);
-        word |= ((0x38 + of_six / 2 * 4) | of_six % 2 << 7) << 8 * byte;
+    for (int half = 0; half < 2; half++) {
+        const uint32_t bits = (uint32_t)(random_uniform(1, 3, 2 * i + (uint64_t)half) * 0x1p16f);
+        for (int byte = 0; byte < 2; byte++) {
+            const uint32_t of_six = (bits >> 8 * byte & 0xff) * 6 >> 8;
+            word |= ((0x38 + of_six / 2 * 4) | of_six % 2 << 7) << (16 * half + 8 * byte);
+        }
     }
     return word;
 }
