@@ -8,14 +8,16 @@
 
 #ifdef TARGET_CUDA
 
-// One block a row: the gradient's reading finds the row in the caches. Two blocks of 1024 threads on each of 132 SMs
-// have 26 MB of bf16 in flight, of a vocabulary of 50k. SMs but 8.0, 9.0 and 10.x hold 1536: ptxas warns of two blocks.
-enum { LOSS_THREADS = 1024 };
+// One block a row. Memory is read once and written once: between the passes shared memory keeps the row's beginning, and
+// the caches the rest. An SM has two blocks for rows that fit into half of its memory (57k bf16 on 9.0), one for longer
+// rows. 64 KB of an SM's loads are in flight. SMs but 8.0, 9.0 and 10.x hold 1536 threads: ptxas warns of two blocks.
+enum { LOSS_THREADS = 1024, LOSS_STEP = LOSS_THREADS * (int)PACK };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ / 100 != 9 && __CUDA_ARCH__ / 100 != 10
 enum { LOSS_BLOCKS = 1 };
 #else
 enum { LOSS_BLOCKS = 2 };
 #endif
+enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 }; // of the warps' shifts and sums; the row's beginning follows
 
 // Returns e^x for x <= 0, and 0 below -87, by the special function unit: the FMA units can't do two exponentials an
 // element in the time of its memory traffic. Pass z - shift: scaling z and shift first would round each.
@@ -64,22 +66,53 @@ DEVICE_FUNCTION struct packed_floats logits_z(const struct packed &logits, int a
     return z;
 }
 
-// Returns the shift and the sum of this thread's packs of the row, every LOSS_THREADS-th, in one pass (Milakov and
-// Gimelshein 2018). The shift is the maximum so far. It begins at a finite number, so that -infinity adds 0 to `sum`. A
-// NaN does not become the maximum; a NaN, or a z of +infinity, makes `sum` NaN.
+// Returns where shared memory keeps column `at` of the row.
+DEVICE_FUNCTION uint32_t logits_kept(int at) {
+    return shared_memory() + LOSS_SHARED_BYTES + (uint32_t)at * (uint32_t)sizeof(floatX);
+}
+
+// Returns the row with a pack of logits, from column `at` on, added to it.
 template <enum logit_kind KIND>
-DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, struct logit_transform t) {
+DEVICE_FUNCTION struct softmax_row softmax_with(struct softmax_row row, const struct packed &logits, int at, int V,
+                                                struct logit_transform t) {
+    const struct packed_floats z = logits_z<KIND>(logits, at, V, t);
+    float shift = row.shift;
+    for (int i = 0; i < PACK; i++)
+        shift = fmaxf(shift, z.x[i]);
+    float sum = softmax_rescaled_sum(row, shift);
+    for (int i = 0; i < PACK; i++)
+        sum += loss_exp(z.x[i] - shift);
+    const struct softmax_row result = {shift, sum};
+    return result;
+}
+// Returns the shift and the sum of this thread's packs of the row, every LOSS_THREADS-th, in one pass (Milakov and
+// Gimelshein 2018), and keeps columns below `kept`. The shift is the maximum so far. It begins at a finite number, so
+// that -infinity adds 0 to `sum`. A NaN does not become the maximum; a NaN, or a z of +infinity, makes `sum` NaN.
+template <enum logit_kind KIND, int LOADS>
+DEVICE_FUNCTION struct softmax_row softmax_of_thread(const floatX *row, int V, int kept, struct logit_transform t) {
     struct softmax_row result = {-FLT_MAX, 0};
-    for (int at = threadIdx.x * PACK; at < V; at += LOSS_THREADS * PACK) {
-        const struct packed_floats z = logits_z<KIND>(logits_load(row, at, V), at, V, t);
-        float shift = result.shift;
-        for (int i = 0; i < PACK; i++)
-            shift = fmaxf(shift, z.x[i]);
-        float sum = softmax_rescaled_sum(result, shift);
-        for (int i = 0; i < PACK; i++)
-            sum += loss_exp(z.x[i] - shift);
-        result.shift = shift;
-        result.sum = sum;
+    const bool aligned = packed_aligned(row);
+    for (int at = threadIdx.x * PACK; at < V; at += LOADS * LOSS_STEP) {
+        struct packed x[LOADS];
+        if (aligned && V - (at + (LOADS - 1) * LOSS_STEP) >= PACK) {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++)
+                x[k] = packed_load(row + at + k * LOSS_STEP);
+        } else {
+#pragma unroll
+            for (int k = 0; k < LOADS; k++)
+                x[k] = logits_load(row, at + k * LOSS_STEP, V);
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int column = at + k * LOSS_STEP;
+            if (column < kept) {
+                struct float_x4 words;
+                memcpy(&words, &x[k], sizeof words);
+                store_shared_floats(logits_kept(column), words);
+            }
+            result = softmax_with<KIND>(result, x[k], column, V, t);
+        }
     }
     return result;
 }
@@ -102,20 +135,25 @@ DEVICE_FUNCTION struct softmax_row softmax_of_block(struct softmax_row part) {
     part.sum = load_shared_float(shared + 8 * lane + 4);
     return softmax_of_warp(part);
 }
-enum { LOSS_SHARED_BYTES = LOSS_THREADS / 32 * 8 };
 
 // row (Vp) <- dloss * (z_loss_factor softmax - onehot(target)) dz/dlogit, padded columns <- 0; all threads of the block
-// call. Goes from the row's end to its beginning: what softmax_of_thread read last is still in the nearest cache.
+// call. Shared memory has the columns below `kept`. Goes from the row's end to its beginning: what softmax_of_thread
+// read last is still in the nearest cache.
 template <enum logit_kind KIND>
 DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, int target, float dloss, float z_loss,
-                                      int V, int Vp, struct logit_transform t) {
+                                      int V, int Vp, int kept, struct logit_transform t) {
     const float dz = KIND == LOGITS_PLAIN ? dloss : dloss * t.scale;
     const float scale = dz * z_loss_factor(softmax, z_loss) / softmax.sum;
-    const int first = threadIdx.x * PACK, step = LOSS_THREADS * PACK;
+    const int first = threadIdx.x * PACK;
     if (first >= Vp)
         return;
-    for (int at = first + (Vp - 1 - first) / step * step; at >= 0; at -= step) {
-        struct packed x = logits_load(row, at, V);
+    for (int at = first + (Vp - 1 - first) / LOSS_STEP * LOSS_STEP; at >= 0; at -= LOSS_STEP) {
+        struct packed x;
+        if (at < kept) {
+            const struct word_x4 words = load_shared_words(logits_kept(at));
+            memcpy(&x, &words, sizeof x);
+        } else
+            x = logits_load(row, at, V);
         for (int i = 0; i < PACK; i++) {
             const struct logit l = logit_transformed<KIND>(to_float(x.x[i]), t);
             const float gradient = l.slope * (scale * loss_exp(l.z - softmax.shift) - (at + i == target ? dz : 0.0f));
@@ -133,10 +171,11 @@ DEVICE_FUNCTION void gradient_zero_row(floatX *row, int Vp) {
         packed_store_some(row + at, zeros, Vp - at);
 }
 
-template <enum logit_kind KIND>
-static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
+// Computes cross_entropy, one row a block. Without `backward`, `kept` is 0.
+template <enum logit_kind KIND, int BLOCKS>
+static __global__ void __launch_bounds__(LOSS_THREADS, BLOCKS < (int)LOSS_BLOCKS ? BLOCKS : (int)LOSS_BLOCKS)
     cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int V,
-                         int Vp, struct logit_transform transform, bool backward) {
+                         int Vp, int kept, struct logit_transform transform, bool backward) {
     // The last row comes first: its logits were written last.
     const int64_t n = (int64_t)gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + n * Vp;
@@ -149,19 +188,43 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
         return;
     }
     const float target_logit = to_float(row[target]); // before the barrier, after which another thread overwrites it
-    const struct softmax_row softmax = softmax_of_block(softmax_of_thread<KIND>(row, V, transform));
+    const struct softmax_row softmax = softmax_of_block(softmax_of_thread<KIND, 4 / BLOCKS>(row, V, kept, transform));
     // The target's logit is taken off before the logarithm is added: both may be 1e4 where the loss is 1.
     if (threadIdx.x == 0)
         losses[n] = logf(softmax.sum) - (logit_transformed<KIND>(target_logit, transform).z - softmax.shift);
     if (backward)
-        softmax_gradient<KIND>(row, softmax, target, dloss, z_loss, V, Vp, transform);
+        softmax_gradient<KIND>(row, softmax, target, dloss, z_loss, V, Vp, kept, transform);
 }
-template <enum logit_kind KIND>
+// Returns the bytes of shared memory that a block can ask for.
+static int loss_block_bytes(const struct device *dev) {
+    struct cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    return (int)properties.sharedMemPerBlockOptin;
+}
+// The number of columns that shared memory can keep where an SM has 1 or 2 blocks. An SM has 1 KB more than a block can
+// ask for, and takes 1 KB from each block.
+static int loss_most_kept(int blocks, const struct device *dev) {
+    static const int bytes = loss_block_bytes(dev); // the question takes CUDA long
+    const int columns = ((bytes + 1024) / blocks - 1024 - LOSS_SHARED_BYTES) / (int)sizeof(floatX);
+    return columns / LOSS_STEP * LOSS_STEP;
+}
+template <enum logit_kind KIND, int BLOCKS>
 static void cross_entropy_launch(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss,
                                  int64_t N, int V, int Vp, struct logit_transform transform, bool backward,
                                  struct device *dev) {
-    LAUNCH(dev, cross_entropy_kernel<KIND>, (unsigned)N, LOSS_THREADS, LOSS_SHARED_BYTES, losses, logits, targets,
-           dloss, z_loss, V, Vp, transform, backward);
+    static const int most = loss_most_kept(BLOCKS, dev);
+    static const cudaError_t prepared = cudaFuncSetAttribute((const void *)cross_entropy_kernel<KIND, BLOCKS>,
+                                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                             LOSS_SHARED_BYTES + most * (int)sizeof(floatX));
+    if (BLOCKS > 1 && V > most) {
+        cross_entropy_launch<KIND, 1>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
+        return;
+    }
+    const int whole = (int)blocks_for(V, LOSS_STEP) * LOSS_STEP, kept = !backward ? 0 : whole < most ? whole : most;
+    cuda_check(prepared);
+    LAUNCH(dev, (cross_entropy_kernel<KIND, BLOCKS>), (unsigned)N, LOSS_THREADS,
+           LOSS_SHARED_BYTES + (size_t)kept * sizeof(floatX), losses, logits, targets, dloss, z_loss, V, Vp, kept,
+           transform, backward);
 }
 void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, float z_loss, int64_t N, int V,
                    int Vp, struct logit_transform transform, bool backward, struct device *dev) {
@@ -169,13 +232,16 @@ void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float 
         return;
     switch (logit_kind_of(transform)) {
     case LOGITS_PLAIN:
-        cross_entropy_launch<LOGITS_PLAIN>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_PLAIN, 2>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward,
+                                              dev);
         return;
     case LOGITS_SCALED:
-        cross_entropy_launch<LOGITS_SCALED>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_SCALED, 2>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward,
+                                               dev);
         return;
     case LOGITS_CAPPED:
-        cross_entropy_launch<LOGITS_CAPPED>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward, dev);
+        cross_entropy_launch<LOGITS_CAPPED, 2>(losses, logits, targets, dloss, z_loss, N, V, Vp, transform, backward,
+                                               dev);
         return;
     }
 }

@@ -141,8 +141,8 @@ static void check(int N, int V, int Vp, double scale, double shift, double slope
 }
 
 static void sizes(void **state) {
-    const int shapes[][3] = {{1, 1, 1},       {2, 2, 128},     {3, 17, 17},     {5, 100, 128},
-                             {2, 1023, 1024}, {3, 1025, 1152}, {2, 4096, 4096}, {3, 50257, 50304}};
+    const int shapes[][3] = {{1, 1, 1},       {2, 2, 128},     {3, 17, 17},       {5, 100, 128},      {2, 1023, 1024},
+                             {3, 1025, 1152}, {2, 4096, 4096}, {3, 50257, 50304}, {1, 151669, 151936}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0);
 }
