@@ -212,6 +212,42 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
         floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
+// Where a row is a block's, the next row's packs are under way to shared memory while the block computes a row: without
+// them 4 blocks an SM would have too little in flight, as their threads wait for each other.
+enum { NORM_STAGES = 2, NORM_STAGED_ARRAYS = 3 }; // x, dout, residual
+template <int THREADS, int PACKS> HOST_DEVICE constexpr bool norm_is_staged() { return THREADS > 32 && PACKS > 0; }
+// The number of bytes of shared memory before the staged rows.
+template <int THREADS> HOST_DEVICE constexpr int norm_backward_shared() {
+    return NORM_BACKWARD_PLACES * (THREADS / 32) * (int)sizeof(float) + AMAX_BLOCK_BYTES;
+}
+// Returns where in shared memory this thread's pack j of a staged row's array `which` is.
+template <int THREADS, int PACKS> DEVICE_FUNCTION uint32_t norm_staged(int stage, int which, int j) {
+    return shared_memory() + norm_backward_shared<THREADS>() +
+           (uint32_t)(((stage * NORM_STAGED_ARRAYS + which) * PACKS + j) * THREADS + (int)threadIdx.x) * 16;
+}
+// Begins to copy this thread's packs of row n of each array (N, C), if n < end, and closes the group. residual: or NULL.
+template <int THREADS, int PACKS>
+DEVICE_FUNCTION void norm_stage(int stage, const floatX *x, const floatX *dout, const floatX *residual, int64_t n,
+                                int64_t end, int C) {
+    if (n < end)
+        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+            cp_async_16(norm_staged<THREADS, PACKS>(stage, 0, j), x + n * C + c, true);
+            cp_async_16(norm_staged<THREADS, PACKS>(stage, 1, j), dout + n * C + c, true);
+            if (residual != NULL)
+                cp_async_16(norm_staged<THREADS, PACKS>(stage, 2, j), residual + n * C + c, true);
+        });
+    cp_async_commit();
+}
+// Loads a pack from shared memory or, unless `valid`, returns zeros.
+DEVICE_FUNCTION struct packed packed_load_shared(uint32_t from, bool valid) {
+    struct packed result = {};
+    if (valid) {
+        const struct word_x4 words = load_shared_words(from);
+        memcpy(&result, &words, sizeof result);
+    }
+    return result;
+}
+
 // Does norm_backward, leaving each run's dweight and dbias in sums (runs, 2, C). A block takes a run, an SM 16 warps.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
@@ -238,12 +274,23 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
     const int64_t end = (blockIdx.x + 1) * N / gridDim.x;
     uint32_t largest = 0; // magnitude of this thread's part of dx
     int turn = 0;         // the row's sums are exchanged in the first or second set of slots, by turns
-    for (int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS; n < end; n += ROWS, turn ^= 1) {
+    int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS;
+    if (norm_is_staged<THREADS, PACKS>())
+        norm_stage<THREADS, PACKS>(turn, x, dout, residual, n, end, C);
+    for (; n < end; n += ROWS, turn ^= 1) {
         const floatX *x_row = x + n * C, *dout_row = dout + n * C;
         const floatX *residual_row = residual + n * C;
         const float row_mean = options.kind == NORM_LAYERNORM ? mean[n] : 0, row_rstd = rstd[n];
         struct packed x_held[HELD], dout_held[HELD], residual_held[HELD];
-        if (PACKS > 0)
+        if (norm_is_staged<THREADS, PACKS>()) {
+            norm_stage<THREADS, PACKS>(turn ^ 1, x, dout, residual, n + ROWS, end, C);
+            cp_async_wait<1>();
+            row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+                x_held[j] = packed_load_shared(norm_staged<THREADS, PACKS>(turn, 0, j), true);
+                dout_held[j] = packed_load_shared(norm_staged<THREADS, PACKS>(turn, 1, j), true);
+                residual_held[j] = packed_load_shared(norm_staged<THREADS, PACKS>(turn, 2, j), residual != NULL);
+            });
+        } else if (PACKS > 0)
             row_packs<THREADS, PACKS>(C, [&](int j, int c) {
                 x_held[j] = row_load<PACKS>(x_row, c, C);
                 dout_held[j] = row_load<PACKS>(dout_row, c, C);
@@ -327,6 +374,11 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
         });
 }
 
+// Asks CUDA to allow a kernel's launches `bytes` of shared memory, which is needed for more than 48 KB.
+static void norm_allow_shared(const void *kernel, int bytes) {
+    if (bytes > 48 * 1024)
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
 void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
                    const floatX *dout, const floatX *x, const floatX *weight, const float *mean, const float *rstd,
                    int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev) {
@@ -336,28 +388,36 @@ void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, 
     const int threads = norm_backward_row_threads(C);
     const int64_t runs = gpu_norm_backward_num_runs(N, C);
     const bool amax = options.amax != NULL, partial = dx_partial != NULL;
-#define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
+#define NORM_BACKWARD_KERNEL(row_threads, packs)                                                                       \
+    (amax ? (partial ? norm_backward_kernel<row_threads, packs, true, true>                                            \
+                     : norm_backward_kernel<row_threads, packs, true, false>)                                          \
+          : (partial ? norm_backward_kernel<row_threads, packs, false, true>                                           \
+                     : norm_backward_kernel<row_threads, packs, false, false>))
+#define NORM_BACKWARD(row_threads, block_threads, packs, shared_bytes)                                                 \
     do {                                                                                                               \
-        LAUNCH(dev,                                                                                                    \
-               (amax ? (partial ? norm_backward_kernel<row_threads, packs, true, true>                                 \
-                                : norm_backward_kernel<row_threads, packs, true, false>)                               \
-                     : (partial ? norm_backward_kernel<row_threads, packs, false, true>                                \
-                                : norm_backward_kernel<row_threads, packs, false, false>)),                            \
-               (unsigned)runs, block_threads, (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0), \
-               sums, dx, dx_partial, residual, dout, x, weight, mean, rstd, N, C, options);                            \
+        norm_allow_shared((const void *)NORM_BACKWARD_KERNEL(row_threads, packs), shared_bytes);                       \
+        LAUNCH(dev, NORM_BACKWARD_KERNEL(row_threads, packs), (unsigned)runs, block_threads, shared_bytes, sums, dx,   \
+               dx_partial, residual, dout, x, weight, mean, rstd, N, C, options);                                      \
     } while (0)
+#define NORM_BACKWARD_STAGED(threads)                                                                                  \
+    NORM_BACKWARD(threads, threads, NORM_BACKWARD_PACKS,                                                               \
+                  norm_backward_shared<threads>() +                                                                    \
+                      NORM_STAGES * NORM_STAGED_ARRAYS * NORM_BACKWARD_PACKS * threads * (int)sizeof(struct packed))
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
-        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_PLACES * NORM_THREADS / 32);
+        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, norm_backward_shared<NORM_THREADS>());
     else if (threads == 32)
         NORM_BACKWARD(32, NORM_THREADS, NORM_BACKWARD_WARP_PACKS,
-                      NORM_THREADS * PACK * (partial ? 1 + NORM_BACKWARD_WARP_PACKS : 1));
+                      NORM_THREADS * PACK * (partial ? 1 + NORM_BACKWARD_WARP_PACKS : 1) * (int)sizeof(float) +
+                          AMAX_BLOCK_BYTES);
     else if (threads == 128)
-        NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 128 / 32);
+        NORM_BACKWARD_STAGED(128);
     else if (threads == 256)
-        NORM_BACKWARD(256, 256, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 256 / 32);
+        NORM_BACKWARD_STAGED(256);
     else
-        NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_PLACES * 512 / 32);
+        NORM_BACKWARD_STAGED(512);
+#undef NORM_BACKWARD_STAGED
 #undef NORM_BACKWARD
+#undef NORM_BACKWARD_KERNEL
     if (dweight == NULL && dbias == NULL)
         return;
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
