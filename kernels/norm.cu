@@ -3,6 +3,7 @@
 #include "kernels/column_sums.cuh"   // column_sums_add_pack
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/gpu_sizes.cuh"     // gpu_norm_backward_num_runs, gpu_residual_backward_num_runs
+#include "kernels/norm_forward.cuh"  // norm_forward_row
 #include "kernels/norm_rows.cuh"     // row_packs, row_sums, norm_groups_reduce, norm_reduce_kernel
 #include "kernels/packed.cuh"        // packed_load, packed_load_if, packed_store_some
 #include "kernels/packed_floats.cuh" // packed_to_floats, dropout_scales_packed
@@ -11,131 +12,24 @@
 
 #ifdef TARGET_CUDA
 static_assert((int)GPU_PACK == (int)PACK, "what plans of memory count with");
-// Returns a + scale * dropout(b), rounded; the pack's first element is number `element` of the mask.
-DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b, float scale,
-                                            const struct dropout &dropout, int64_t element) {
-    if (dropout.p == 0) {
-#pragma unroll
-        for (int i = 0; i < PACK; i++)
-            a.x[i] = fmaf(scale, b.x[i], a.x[i]); // for scale 1 the bits of a + b
-    } else {
-        const struct packed_floats kept = dropout_scales_packed(dropout, (uint64_t)element);
-#pragma unroll
-        for (int i = 0; i < PACK; i++)
-            a.x[i] = fmaf(scale * kept.x[i], b.x[i], a.x[i]);
-    }
-    return packed_from_floats(a);
-}
-
-enum { NORM_FORWARD_PLACES = 3 };
-
-// Computes row n of norm_forward (delta NULL) or of residual_norm_forward, in one function, so that both have the same
-// bits. All threads of the row call. Returns the largest fp8_magnitude in the thread's part of out, 0 if not AMAX.
-template <int THREADS, int PACKS, bool AMAX>
-DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
-                                          const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
-                                          int C, const struct norm_options &options, float scale,
-                                          const struct dropout &dropout) {
-    const floatX *row = x + n * C;
-    struct packed held[PACKS > 0 ? PACKS : 1], added[PACKS > 0 ? PACKS : 1];
-    if (PACKS > 0)
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) { held[j] = row_load<PACKS>(row, c, C); });
-    if (delta != NULL) {
-        if (PACKS > 0)
-            row_packs<THREADS, PACKS>(C, [&](int j, int c) { added[j] = row_load<PACKS>(delta + n * C, c, C); });
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            const struct packed_floats b = row_pack<PACKS>(added, delta + n * C, j, c, C);
-            held[j] = residual_pack(row_pack<PACKS>(held, row, j, c, C), b, scale, dropout, n * C + c);
-            row_store<PACKS>(sum + n * C, held[j], c, C);
-        });
-        row = sum + n * C;
-    }
-
-    float row_mean = 0, rest = 0, row_rstd;
-    if (options.kind == NORM_LAYERNORM) {
-        float total[1] = {0}, left[2] = {0, 0};
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            const struct packed_floats v = row_pack<PACKS>(held, row, j, c, C); // 0 past the row's end
-            float part = 0;
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                part += v.x[i];
-            total[0] += part;
-        });
-        row_sums<THREADS>(total, 0);
-        row_mean = total[0] / (float)C;
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            const struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
-            float part = 0, squares = 0;
-#pragma unroll
-            for (int i = 0; i < PACK; i++) {
-                const float difference = PACKS > 0 || c + i < C ? v.x[i] - row_mean : 0;
-                part += difference;
-                squares = fmaf(difference, difference, squares);
-            }
-            left[0] += part;
-            left[1] += squares;
-        });
-        row_sums<THREADS>(left, 1);
-        rest = left[0] / (float)C;
-        row_rstd = 1.0f / sqrtf(left[1] / (float)C - rest * rest + options.epsilon);
-    } else {
-        float squares[1] = {0};
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            const struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
-            float part = 0;
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                part = fmaf(v.x[i], v.x[i], part);
-            squares[0] += part;
-        });
-        row_sums<THREADS>(squares, 0);
-        row_rstd = 1.0f / sqrtf(squares[0] / (float)C + options.epsilon);
-    }
-    if (threadIdx.x % THREADS == 0) {
-        if (mean != NULL)
-            mean[n] = row_mean + rest;
-        if (rstd != NULL)
-            rstd[n] = row_rstd;
-    }
-    if (out == NULL)
-        return 0;
-    uint32_t largest = 0;
-    const float offset = norm_weight_offset(options.one_plus);
-    row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-        struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
-        const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
-#pragma unroll
-        for (int i = 0; i < PACK; i++)
-            v.x[i] = (v.x[i] - row_mean - rest) * row_rstd * w.x[i];
-        if (bias != NULL) {
-            const struct packed_floats b = packed_to_floats(row_load<PACKS>(bias, c, C));
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                v.x[i] += b.x[i];
-        }
-        const struct packed value = packed_from_floats(v);
-        row_store<PACKS>(out + n * C, value, c, C);
-        if (AMAX && PACKS > 0)
-            largest = amax_with_packed(largest, value);
-    });
-    if (AMAX && PACKS == 0) // in a loop of its own: above, registers would be spilled
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            largest = amax_with_packed(largest, row_load<PACKS>(out + n * C, c, C)); // 0 past the row's end
-        });
-    return largest;
-}
-
 template <int THREADS, int PACKS, bool AMAX>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
-                        const floatX *weight, const floatX *bias, int64_t N, int C, struct norm_options options,
+    norm_forward_kernel(floatX *out, const struct norm_forward_arrays a, int64_t N, int C, struct norm_options options,
                         float scale, struct dropout dropout) {
     const int64_t n = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS;
     uint32_t largest = 0;
-    if (n < N)
-        largest = norm_forward_row<THREADS, PACKS, AMAX>(sum, out, mean, rstd, x, delta, weight, bias, n, C, options,
-                                                         scale, dropout);
+    if (n < N) {
+        norm_forward_row<THREADS, PACKS>(a, n, C, options, scale, dropout, out != NULL,
+                                         [&](int c, const struct packed &value) {
+                                             row_store<PACKS>(out + n * C, value, c, C);
+                                             if (AMAX && PACKS > 0)
+                                                 largest = amax_with_packed(largest, value);
+                                         });
+        if (AMAX && PACKS == 0) // in a loop of its own: in the row's, registers would be spilled
+            row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+                largest = amax_with_packed(largest, row_load<PACKS>(out + n * C, c, C)); // 0 past the row's end
+            });
+    }
     if (AMAX)
         amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_PLACES * (NORM_THREADS / 32) * 4);
 }
@@ -144,12 +38,12 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                 struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
     const void *arrays[] = {sum, out, x, delta, weight, bias};
+    const struct norm_forward_arrays a = {sum, mean, rstd, x, delta, weight, bias};
     const bool whole = norm_rows_whole(C, arrays, 6), amax = out != NULL && options.amax != NULL;
     const size_t shared_bytes = NORM_FORWARD_PLACES * NORM_THREADS / 32 * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0);
 #define NORM_FORWARD(threads, packs)                                                                                   \
     LAUNCH(dev, (amax ? norm_forward_kernel<threads, packs, true> : norm_forward_kernel<threads, packs, false>),       \
-           blocks_for(N, NORM_THREADS / threads), NORM_THREADS, shared_bytes, sum, out, mean, rstd, x, delta, weight,  \
-           bias, N, C, options, scale, dropout)
+           blocks_for(N, NORM_THREADS / threads), NORM_THREADS, shared_bytes, out, a, N, C, options, scale, dropout)
     if (!whole || C > 8 * NORM_THREADS * PACK)
         NORM_FORWARD(NORM_THREADS, 0);
     else if (C <= 2 * 32 * PACK)
