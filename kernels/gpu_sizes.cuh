@@ -71,6 +71,11 @@ static inline int64_t gpu_norm_backward_num_runs(int64_t N, int C) {
 static inline size_t gpu_norm_backward_bytes(int64_t N, int C) {
     return (size_t)gpu_norm_backward_num_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
+// Rows that a lane of norm_forward_fp8 holds in 16 packs. Longer rows are stored in floatX, in the workspace.
+enum { GPU_NORM_FP8_COLUMNS = 16 * 32 * GPU_PACK };
+static inline size_t gpu_norm_fp8_bytes(int64_t N, int C) {
+    return C <= GPU_NORM_FP8_COLUMNS ? 0 : (size_t)(N * C) * sizeof(floatX);
+}
 static inline int residual_backward_column_blocks(int C) { return (C + 32 * GPU_PACK - 1) / (32 * GPU_PACK); }
 // The number of runs of rows of residual_backward: N / 16, but no more than make 64 warps on each of GPU_SMS.
 static inline int64_t gpu_residual_backward_num_runs(int64_t N, int C) {

@@ -3,6 +3,7 @@
 #include "kernels/norm.cuh"         // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "model/at.cuh"             // struct at, struct sink
 #include "model/bias_gradients.cuh" // bias_partial
+#include "model/fp8_norm.cuh"       // fp8_norm_of, norm_in_fp8, residual_norm_in_fp8
 #include "model/linear.cuh"         // linear_forward, input_sink
 #include "model/mlp_ranges.cuh"     // mlp_range_tokens
 
@@ -104,9 +105,14 @@ static bool norm_output_is_wanted(struct at at, const struct branch *b) {
 static bool norm_is_wanted(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) || produces(at, 1u << b->before_statistics);
 }
-// Returns where the norm before a branch puts its output. `data` is NULL if the output isn't wanted, and when planning.
+// Returns where the norm before a branch puts its output. `data` is NULL if the output isn't wanted, if norm_fp8_sink
+// has a place for it, and when planning.
 static struct sink norm_sink(struct at at, const struct branch *b) {
     return norm_output_is_wanted(at, b) ? input_sink(at, b->input) : plain_sink(NULL);
+}
+// Returns where the norm before a branch puts an output that is wanted in FP8, live in this phase.
+static struct fp8_norm norm_fp8_sink(struct at at, const struct branch *b) {
+    return fp8_norm_of(at, b->input, norm_output_is_wanted(at, b));
 }
 // Runs the norm before a branch in a new phase, if its output or statistics are wanted and no fused_norm makes them.
 static void branch_norm(struct at at, const struct branch *b) {
@@ -116,8 +122,13 @@ static void branch_norm(struct at at, const struct branch *b) {
         return;
     phase_at(at, forward_group(at.pass), b->before_name);
     const struct sink out = norm_sink(at, b);
+    const struct fp8_norm fp8 = norm_fp8_sink(at, b);
     const struct norm_stats stats = wanted_statistics(at, b->before_statistics);
-    norm(at, out, stats, branch_input(at, b), b->before_weights);
+    const floatX *x = branch_input(at, b);
+    if (fp8.runs)
+        norm_in_fp8(at, &fp8, stats, x, b->before_weights);
+    else
+        norm(at, out, stats, x, b->before_weights);
 }
 
 // The next norm, where the op that adds a branch computes it too: norm 2, the next layer's norm 1, or the final norm.
@@ -127,6 +138,7 @@ struct fused_norm {
     struct norm_weights weights;
     struct norm_stats stats;
     struct sink out;
+    struct fp8_norm fp8;
 };
 // Returns the norm that add_branch computes in the op that adds b, its buffers live in this phase; `runs` false: none.
 static struct fused_norm fused_norm(struct at at, const struct branch *b) {
@@ -153,6 +165,7 @@ static struct fused_norm fused_norm(struct at at, const struct branch *b) {
     f.weights = next->before_weights;
     f.stats = wanted_statistics(reader, next->before_statistics);
     f.out = norm_sink(reader, next);
+    f.fp8 = norm_fp8_sink(reader, next);
     return f;
 }
 // sum = x + multiplier * dropout(sum), all (rows, C), in this phase. Also computes the fused_norm, if there is one:
@@ -167,8 +180,11 @@ static void add_branch(struct at at, const struct branch *b, floatX *sum, const 
         return;
     }
     const floatX *w = param(m, at.pass, f.l, f.weights.weight), *bias = param(m, at.pass, f.l, f.weights.bias);
-    RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
-                                 norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
+    if (f.fp8.runs)
+        residual_norm_in_fp8(at, &f.fp8, sum, f.stats, x, w, bias, dropout);
+    else
+        RUN(m, residual_norm_forward(sum, f.out.data, f.stats.mean, f.stats.rstd, x, sum, w, bias, at.rows, C,
+                                     norm_options_of(m, f.out.amax), residual_scale(m), dropout, m->dev));
 }
 // Runs b's projection in a new phase, if at.produce has its output. Does nothing if no norm follows the projection.
 static void branch_project(struct at at, const struct branch *b) {

@@ -2,7 +2,7 @@
 // din dout (N, n) and W^T (k, n), for dW dout^T (n, N) and x^T (k, N). So a tensor has two forms: row form, as it is,
 // and column form, transposed. It is cast at most once in forward and once in backward, into the forms read there. A
 // row form lives until its product. An input that no other op of the backward reads is kept only in column form: its
-// producer writes floatX, which lives until the cast, or, with delayed scales, the MLP's activation writes it.
+// producer writes floatX, which lives until the cast, or, with delayed scales, both forms.
 #pragma once
 #include "kernels/activation_fp8.cuh" // gelu_forward_fp8, swiglu_forward_fp8 and the like, and their backward
 #include "kernels/fp8/cast.cuh"       // fp8_cast
@@ -52,16 +52,18 @@ static enum input_form input_form(const struct gpt *m, enum pass pass, int l, en
         return INPUT_ROWS;
     return linear_row(linear, &m->shape.layer).source.shared ? INPUT_FLOATX : INPUT_COLUMNS;
 }
-// Whether `linear` is FP8 attention's projection, whose input attention itself writes in FP8: only with delayed scales.
-static bool attention_writes_fp8(struct at at, enum linear linear) {
-    return input_form(at.m, at.pass, at.l, linear) == INPUT_ROWS && fp8_is_delayed(&at.m->fp8);
+// Whether the op that makes the input of `linear` writes it in FP8 itself: a norm, the MLP's activation or FP8 attention,
+// in FP8 layers whose scales are delayed.
+static bool producer_writes_fp8(struct at at, enum linear linear) {
+    return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8) &&
+           input_form(at.m, at.pass, at.l, linear) != INPUT_FLOATX;
 }
-// Returns an FP8 layer's floatX input (rows, inputs), live in this phase; NULL if planning or attention_writes_fp8.
+// Returns an FP8 layer's floatX input (rows, inputs), live in this phase; NULL if planning or producer_writes_fp8.
 static floatX *fp8_linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     if (input_form(at.m, at.pass, at.l, linear) == INPUT_FLOATX)
         return rows_of(source.below ? at_layer_below(at) : at, source.id);
-    if (attention_writes_fp8(at, linear))
+    if (producer_writes_fp8(at, linear))
         return NULL;
     const int64_t elements = at.rows * linear_row(linear, &at.m->shape.layer).inputs;
     return (floatX *)fp8_buffer(at.m, at.pass, at.l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
@@ -102,17 +104,13 @@ static struct fp8_cast input_cast(struct at at, enum linear linear) {
             fp8_matrix_in(&m->fp8, activation_memory(m, at.pass, at.l, source.id), FP8_INPUT, k, at.rows, to.scale);
     return to;
 }
-// Whether the MLP's activation and its backward write FP8 themselves: in FP8 layers whose scales are delayed.
-static bool activation_writes_fp8(struct at at) {
-    return is_quantized(at.m, at.pass, at.l) && fp8_is_delayed(&at.m->fp8);
-}
-// Casts a linear layer's input in a new phase, if wanted. Does nothing in bf16 layers, or if the input's op writes FP8.
+// Casts a linear layer's input in a new phase, if wanted. Does nothing in bf16 layers, or if producer_writes_fp8.
 static void cast_input(struct at at, enum linear linear) {
     struct gpt *m = at.m;
     const struct linear_source source = linear_row(linear, &m->shape.layer).source;
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     char name[PLAN_NAME_CHARS];
-    if (!is_quantized(m, at.pass, at.l) || (linear == LINEAR_MLP_PROJ && activation_writes_fp8(at)))
+    if (!is_quantized(m, at.pass, at.l) || producer_writes_fp8(at, linear))
         return;
     switch (input_form(m, at.pass, at.l, linear)) {
     case INPUT_FLOATX:
@@ -124,7 +122,7 @@ static void cast_input(struct at at, enum linear linear) {
             return;
         break;
     case INPUT_ROWS:
-        if (!produces(at, 1u << source.id) || attention_writes_fp8(at, linear))
+        if (!produces(at, 1u << source.id))
             return;
         break;
     }
@@ -137,7 +135,7 @@ static void cast_input(struct at at, enum linear linear) {
         RUN(m, fp8_amax(amax, in, at.rows * row.inputs, m->dev));
     RUN(m, fp8_cast(to, in, at.rows, row.inputs, NULL, m->dev));
 }
-// Writes the MLP's activation of fc (rows, fc_width) in input_cast's forms, in this phase. Needs activation_writes_fp8.
+// Writes the MLP's activation of fc (rows, fc_width) in input_cast's forms, in this phase. Needs producer_writes_fp8.
 static void activate_in_fp8(struct at at, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = input_cast(at, LINEAR_MLP_PROJ);
@@ -306,7 +304,7 @@ static void linear_backward_fp8(struct at at, enum linear linear, enum slot din_
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, accumulates(m), fast, ws, m->dev));
 }
 // Makes the gradient of FC's output from dact (rows, F) and fc (rows, fc_width), and casts it to FP8, in this phase.
-// Then runs linear_backward_fp8 for FC, in two new ones, to D_NORM2. Call it only if activation_writes_fp8.
+// Then runs linear_backward_fp8 for FC, in two new ones, to D_NORM2. Call it only if producer_writes_fp8.
 static void activation_backward_in_fp8(struct at at, const floatX *dact, const floatX *fc) {
     struct gpt *m = at.m;
     const struct fp8_cast to = gradient_cast_buffers(m, at.l, LINEAR_FC);

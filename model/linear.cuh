@@ -14,7 +14,7 @@ static bool linear_input_is_wanted(struct at at, enum linear linear) {
     const uint32_t product = is_quantized(at.m, at.pass, at.l) ? 1u << source.product : 0;
     return produces(at, 1u << source.id | product);
 }
-// Returns a linear layer's floatX input (rows, inputs), live in this phase; NULL if planning or attention_writes_fp8.
+// Returns a linear layer's floatX input (rows, inputs), live in this phase; NULL if planning or producer_writes_fp8.
 static floatX *linear_input(struct at at, enum linear linear) {
     const struct linear_source source = linear_row(linear, &at.m->shape.layer).source;
     return is_quantized(at.m, at.pass, at.l) ? fp8_linear_input(at, linear)

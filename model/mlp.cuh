@@ -34,7 +34,7 @@ static void mlp_forward(struct at at) {
         return;
     phase_at(at, forward_group(at.pass), "activation");
     const floatX *fc = rows_of(at, ACT_FC);
-    if (activation_writes_fp8(at)) {
+    if (producer_writes_fp8(at, LINEAR_MLP_PROJ)) {
         activate_in_fp8(at, fc);
         return;
     }
@@ -76,7 +76,7 @@ static void mlp_backward(struct at at, const floatX *dproj) {
 
     phase_at(at, PHASES_BACKWARD, "activation");
     const floatX *dact = d_rows(at, SLOT_D_ACT, s->F), *fc = rows_of(at, ACT_FC);
-    if (activation_writes_fp8(at)) {
+    if (producer_writes_fp8(at, LINEAR_MLP_PROJ)) { // its backward, too
         activation_backward_in_fp8(at, dact, fc);
         return;
     }

@@ -51,8 +51,9 @@ PRODUCERS = {
 
 def cast_bytes(linear, operand, recipe, ranks=1):
     """Bytes of memory that an element of an operand costs beside what a bf16 step moves. Both forms are made, rows and columns."""
-    if recipe == DELAYED and PRODUCERS.get((linear, operand)) == "activation":
-        return 2 * FP8 - BF16  # the two forms are what the activation writes, in place of a bf16 result
+    producer = PRODUCERS.get((linear, operand))
+    if recipe == DELAYED and (producer == "activation" or (producer, operand) == ("norm", "input")):
+        return 2 * FP8 - BF16  # the two forms are what the producer writes, in place of a bf16 result
     # A weight and attention's output, which stay in bf16, are cast twice: rows in the forward, columns in the backward.
     casts = 2 if operand == "weight" or (linear, operand) == ("projection", "input") else 1
     amax_pass = operand == "weight" and ranks > 1
@@ -131,8 +132,8 @@ recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
 |---|---|---|---|---|"""
 
 NOTES = """Weights are cast once a step where memory is free (`--fp8-weight-cache`, 2 bytes a parameter), else in every micro-step.
-Without that an [H200](gpu/measured.md) measured, by delayed scales, 1.15 (gpt2-124m), 1.34 (gpt2-1558m), 1.37 (qwen2.5-1.5b)
-and 1.56 (qwen2.5-7b); tensorwise has 0.95 of their speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
+Before that, and with norms' casts apart, an [H200](gpu/measured.md) measured, by delayed scales, 1.15 (gpt2-124m), 1.34 (gpt2-1558m),
+1.37 (qwen2.5-1.5b) and 1.56 (qwen2.5-7b); tensorwise has 0.95 of their speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
 """
 
 

@@ -3,7 +3,7 @@
 #include "kernels/activation_fp8.cuh"
 #include "kernels/fp8/tiles.cuh" // FP8_TILE
 #include "kernels/fp8/cast.cuh"  // fp8_cast, fp8_amax
-#include "test/testing.h"
+#include "test/fp8_outputs.h"    // struct outputs
 
 static struct device device = {2, NULL};
 
@@ -28,34 +28,6 @@ struct activation {
 static const struct activation activations[] = {POINTWISE(gelu), POINTWISE(gelu_erf), POINTWISE(squared_relu),
                                                 GATED(swiglu), GATED(geglu)};
 enum { ACTIVATIONS = sizeof activations / sizeof *activations };
-
-// What a cast writes, all forms in one array, so that two casts can be compared at once.
-struct outputs {
-    unsigned char *bytes;
-    size_t count;
-    struct fp8_cast to;
-};
-enum { UNTOUCHED = 0x5a, ALIGNMENT = 256 };
-static struct outputs outputs_create(int64_t M, int64_t N, enum fp8_format format, float delayed, uint32_t amax) {
-    const size_t form = (size_t)(M * N + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    const size_t sums = ((size_t)N * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    struct outputs o;
-    o.count = 2 * form + sums + 2 * ALIGNMENT;
-    o.bytes = (unsigned char *)test_alloc(o.count);
-    memset(o.bytes, UNTOUCHED, o.count);
-    struct fp8_scale *const scale = (struct fp8_scale *)(o.bytes + 2 * form + sums + ALIGNMENT);
-    const struct fp8_matrix rows = {o.bytes, &scale->inverse, format, FP8_PER_TENSOR};
-    const struct fp8_matrix columns = {o.bytes + form, &scale->inverse, format, FP8_PER_TENSOR};
-    const struct fp8_cast to = {rows, columns, (float *)(o.bytes + 2 * form),
-                                true, scale,   (uint64_t *)(o.bytes + 2 * form + sums)};
-    memset(to.dbias, 0, sums);
-    memset(to.counts, 0, ALIGNMENT);
-    memset(scale, 0, sizeof *scale);
-    scale->amax = amax;
-    scale->delayed = delayed;
-    o.to = to;
-    return o;
-}
 
 // Gives all NaNs the same sign: it depends on the order of a product's operands, which the compiler chooses.
 static void make_nans_equal(float *x, int64_t n) {
