@@ -197,9 +197,10 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
     struct attention_reasons r;
     char kernels[128] = "";
     const bool prefers_flash = attention_prefers_flash(&r, wanted, shape, &demands, dev);
+    const bool lacks = demands.documents || attention_refusal(ATTENTION_FUSED, attention_asked(shape, demands.dropout));
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
-    return !*r.fused && !*kernels && fused_installed() != 0 &&
+    return !*r.fused && !lacks && !*kernels && fused_installed() != 0 &&
            attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
 }
 

@@ -447,4 +447,6 @@ static void close_run(struct run *r) {
     free(r->samples);
     sampler_close(&r->sampler);
     free(r->prompt_tokens);
+    free(r->self_check.known);
+    free(r->self_check.found);
 }

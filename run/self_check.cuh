@@ -324,7 +324,7 @@ static void self_check_read(struct run *r) {
         (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path &&
         access(path, F_OK) == 0) {
         const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MAX_FILE, path, "a list of verdicts", &error);
-        if (problem)
+        if (problem && config_trains(r->config)) // other runs may find another's folder
             fail("%s; --self-check=off starts without that file", problem);
     }
     if (r->parallel)
@@ -415,16 +415,17 @@ static void self_check_save(struct run *r) {
 
 // ---- The choice ----
 
-// Whether --self-check, and the site's TRAIN_GPT_SELF_CHECK, ask this rank for checks.
-static bool self_check_is_wanted(const struct config *c) {
+// Whether --self-check, and the site's TRAIN_GPT_SELF_CHECK, ask this rank for a check. `by_auto`: auto asks for it.
+static bool self_check_asks(const struct config *c, bool by_auto) {
     const char *const site = getenv("TRAIN_GPT_SELF_CHECK");
     switch (c->device.self_check) {
-    case CHECK_AUTO: return config_trains(c) && !(site && strcmp(site, "off") == 0);
+    case CHECK_AUTO: return by_auto && !(site && strcmp(site, "off") == 0);
     case CHECK_ALWAYS: return true;
     case CHECK_OFF: break;
     }
     return false;
 }
+static bool self_check_is_wanted(const struct config *c) { return self_check_asks(c, config_trains(c)); }
 // Whether any rank is to check its GPU, which is open. Every rank calls this.
 static bool self_check_any_rank_wants(struct run *r) {
     return r->dev.open && parallel_largest(r->parallel, self_check_is_wanted(r->config), "whether to check");
@@ -482,8 +483,9 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     const int without = parallel_largest(r->parallel, unknown ? rank + 1 : 0, "the self-check");
     const bool passes = parallel_largest(r->parallel, wrong && !verdict->lasts, "the self-check");
     const enum attention_backend refused = (enum attention_backend)(worst / RANKS);
-    if ((wrong || unknown) && rank > 0) // the report is rank 0's
-        say_warning("rank %d, the self-check of attention: %s", rank, verdict->text);
+    if ((wrong || unknown) && (rank > 0 || config_generates(r->config))) // else rank 0 has its report
+        say_warning("rank %d, the self-check of attention by %s: %s", rank, self_check_backend_name(backend, &r->dev),
+                    verdict->text);
     if (refused == backend && !wrong) {
         verdict->kind = SELF_CHECK_WRONG;
         verdict->lasts = !passes;
@@ -524,9 +526,11 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
     refused[wrong] = s->refused[wrong];
     return false;
 }
-// Checks a backend where a check is wanted: self_check_passes's result, or true. Every rank calls this.
+// Checks a backend where a check is wanted, of cuDNN in a run that does not train, too: a hang ends only the child.
+// Returns self_check_passes's result, or true. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
-    if (!self_check_any_rank_wants(r))
+    const bool asks = self_check_asks(r->config, config_trains(r->config) || backend == ATTENTION_FUSED);
+    if (!r->dev.open || !parallel_largest(r->parallel, asks, "whether to check"))
         return true;
     const struct attention_check check = attention_check_of(r, backend);
     return self_check_passes(r, &check, refused);

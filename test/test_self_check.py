@@ -31,14 +31,16 @@ class SelfCheck(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def begin(self, name, *arguments, **environment):
-        """Starts a run whose --out has this name."""
+    def popen(self, *arguments, cwd=None, **environment):
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("EMU_", "TRAIN_GPT_SELF_CHECK"))}
         # With one multiprocessor, the check takes one tile of tokens and the rest of a second one.
         clean["EMU_MULTIPROCESSORS"] = "1"
-        return subprocess.Popen([PROGRAM, *OPTIONS, "--train-data", self.folder.name + "/t_train_*.bin", "--out", f"{self.folder.name}/{name}",
-                                 *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        return subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
                                 env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", "EMU_SLOW": "flash", **environment})
+
+    def begin(self, name, *arguments, **environment):
+        """Starts a run whose --out has this name."""
+        return self.popen(*OPTIONS, "--train-data", self.folder.name + "/t_train_*.bin", "--out", f"{self.folder.name}/{name}", *arguments, **environment)
 
     def start(self, name, *arguments, **environment):
         """Returns what a run says, and its losses."""
@@ -160,6 +162,36 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("by self_check.txt", self.row(again, "self-check"))
         self.assertEqual(losses, flash)
 
+    def test_cudnn_is_judged_where_nothing_trains(self):
+        """An evaluation, in which cuDNN hangs or faults, and a generation go on by flash, and write nothing. Our own kernels are not judged."""
+        cudnn = {"NVTE_FUSED_ATTN": "1", "EMU_CUDNN_VERSION": "92800", "EMU_CAPABILITY": "10.0"}
+        self.start("model", "--checkpoint-every", 2, "--self-check", "off", "--attention-backend", "flash")
+        empty = self.folder.name + "/empty"
+        os.mkdir(empty)
+
+        def answer(*options, **environment):
+            process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", self.folder.name + "/model/checkpoints/step_00000002",
+                                 *options, cwd=empty, **cudnn, **environment)
+            out, err = process.communicate(timeout=300)
+            self.assertEqual((process.returncode, os.listdir(empty)), (0, []), out + err)
+            return out, err
+
+        evaluates = ["--eval-only", "--seq-length", 32, "--micro-batch-size", 1, "--val-data", self.folder.name + "/t_train_*.bin"]
+        for options, environment, said in [
+            ([], {}, "fused, cuDNN"),
+            ([], {"EMU_FAULT": "illegal:cudnnBackendExecute"}, "flash, mma.sync .*; fused: failed the self-check: .*an illegal memory access"),
+            ([], {"EMU_FAULT": "hang:cudnnBackendExecute", "TRAIN_GPT_SELF_CHECK_SECONDS": "6"}, "flash, mma.sync .*; fused: failed the self-check: it did not end within 6 s"),
+            (["--attention-backend", "flash"], {"EMU_FAULT": "hang:cudnnBackendExecute"}, "flash, mma.sync "),
+        ]:
+            out, _ = answer(*evaluates, *options, **environment)
+            self.assertRegex(out, "(?m)^attention +" + said)
+            self.assertNotRegex(out, "(?m)^self-check")
+        generates = ["--generate", "for", "--sample-tokens", 2, "--temperature", 0]
+        text, _ = answer(*generates)
+        again, warning = answer(*generates, EMU_FAULT="illegal:cudnnBackendExecute")
+        self.assertEqual(again, text)
+        self.assertRegex(warning, "the self-check of attention by cuDNN: .*an illegal memory access")
+
     def times(self, result):
         """Returns what the report says of each backend's milliseconds."""
         row = self.row(result, "attention's time")
@@ -268,7 +300,7 @@ class SelfCheck(unittest.TestCase):
             self.assertEqual(statuses, [0, 0], said)
             self.assertRegex(said[0], r"(?m)^attention +flash, mma\.sync .* failed the self-check: rank 1 found it wrong; ")
             if fault:
-                self.assertRegex(said[1], "rank 1, the self-check of attention: its dQ is wrong")
+                self.assertRegex(said[1], "rank 1, the self-check of attention by wgmma bf16: its dQ is wrong")
                 self.assertIn("chosen ones multiply wrongly, and give way to the heuristics' first", said[0])
 
     @long_test("test_ranks_agree holds that what one rank's GPU shows counts for all")
