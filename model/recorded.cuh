@@ -9,11 +9,14 @@ static bool micro_step_has_collectives(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->steps.is_last || (shards_optimizer(s) && index == 0));
 }
+// Whether a step's last micro-step enqueues other work than those before it.
+static bool last_micro_step_differs(const struct gpt *m) {
+    const struct shards *s = &m->zero.shards;
+    return (s->ranks > 1 && !shards_gradients(s)) || m->zero.grads_on_host;
+}
 // Returns the graph, maybe not recorded yet, of all micro-steps that enqueue the same work as the current one.
 static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
-    const struct shards *s = &m->zero.shards;
-    const bool reduces = s->ranks > 1 && !shards_gradients(s);
-    const bool last = m->steps.is_last && (reduces || m->zero.grads_on_host);
+    const bool last = m->steps.is_last && last_micro_step_differs(m);
     return &m->steps.graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
 }
 static void gpt_free_graphs(struct gpt *m) {

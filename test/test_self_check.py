@@ -72,7 +72,7 @@ class SelfCheck(unittest.TestCase):
             lines = file.read().splitlines()
         self.assertEqual(len(lines), 4, lines)
         self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$")
-        self.assertRegex(lines[3], r"^right\tgraphs\temulated GPU; .*; bf16 backend=\d ranks=1 graphs=[0-9a-f]{16}$")
+        self.assertRegex(lines[3], r"^right\tgraphs\temulated GPU; .*; bf16 backend=\d ranks=1 graphs=[0-9a-f]{16} kinds=1$")
         for line in lines[1:3]:
             self.assertRegex(line, r"^right\t\d[0-9.]* ms\temulated GPU; .*; bf16 backend=3 others=2 cudnn=0 B=1 T=32 .*; time of [13]$")
         always, _ = self.start("once", "--self-check", "always", TRAIN_GPT_SELF_CHECK="off")
@@ -258,7 +258,7 @@ class SelfCheck(unittest.TestCase):
         """Within the child's seconds, by a sentence that names what hung and how to start without it."""
         cases = [(["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),
                  (["--fp8-format", "hybrid"], "fp8_tile", "FP8's cast of inputs did .*: leave out --fp8-format"),
-                 ([], "a graph", "the first micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")]
+                 ([], "a graph", "a micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")]
         for options, fault, said in chosen(cases, cases[::2]):
             result, _ = self.start("hangs", "--flash-kernels", "wgmma", *options, EMU_FAULT="hang:" + fault, TRAIN_GPT_SELF_CHECK_SECONDS="3")
             self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
@@ -321,6 +321,14 @@ class SelfCheck(unittest.TestCase):
             self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
             self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
             self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
+        steps = ["--global-batch-size", 3, "--attention-backend", "flash", "--flash-kernels", "mma"]
+        for options in chosen([[], ["--offload-gradients"]], [[]]):  # the second graph adds to what the first one gives
+            _, right = self.start("plain", *steps, *options, "--self-check", "off")
+            result, losses = self.start("adds", *steps, *options, EMU_FAULT="wrong:a graph (2)")
+            self.assertRegex(result.stderr, r"gives another loss or other gradients \(of a step's micro-steps one that adds to its gradients: loss")
+            self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
+            result, losses = self.start("sums", *steps, *options)
+            self.assertEqual((losses, self.refused), (right, []), result.stderr)
         self.start("kept")  # a verdict holds for the same work, and for no other
         for options, finds in (([], False), (["--self-check", "always"], True), (["--hidden-dropout", "0.1"], True)):
             result, _ = self.start("kept", *options, EMU_FAULT="wrong:a graph")

@@ -1,5 +1,5 @@
 // Plants a fault in what the emulated device runs, so that tests see how the program takes it. EMU_FAULT=KIND:NAME,
-// where NAME is a part of a kernel's name, or of "cublasLtMatmul", "a graph", ...:
+// where NAME is a part of a kernel's name, or of "cublasLtMatmul", "a graph (1)", the first that is made, ...:
 //   wrong     such work does not run: its results are what the memory held
 //   unsteady  every second piece of such work does not run
 //   hang      such work never ends

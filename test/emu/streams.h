@@ -30,6 +30,7 @@ struct emu_graph {
     std::vector<struct emu_work> works;
     bool spoiled; // by a call that can't be recorded
     bool ended;
+    std::string name; // "a graph (N)": the Nth that was made
 };
 // Recorded work of a capture that other work comes after: for each stream, so many of its works.
 typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
@@ -447,12 +448,14 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph,
     *executable = NULL;
     if (most && graph->graph->works.size() > strtoull(most, NULL, 0))
         return emu_error(cudaErrorMemoryAllocation);
+    static int made = 0;
     *executable = new emu_graph_handle(*graph);
+    graph->graph->name = "a graph (" + std::to_string(++made) + ")";
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     const std::shared_ptr<struct emu_graph> graph = executable->graph;
-    return emu_enqueue(stream, "a graph", [graph] {
+    return emu_enqueue(stream, graph->name.c_str(), [graph] {
         for (const struct emu_work &work : graph->works)
             emu_run_work(&work);
     });
