@@ -22,6 +22,7 @@ static const char SELF_MEASURE_SLOWER[] = "is not faster on this GPU";
 struct measure_request {
     enum attention_backend rule; // the choice by rule, which has passed the self-check
     struct attention_check check;
+    struct attention_timing timing;        // what is timed beside the check's shape and features
     bool others[ATTENTION_BACKENDS_COUNT]; // may be taken instead
     uint64_t cudnn;                        // fused_installed(); 0 where fused is not among `others`
 };
@@ -38,35 +39,48 @@ static int measure_others_bits(const struct measure_request *m) {
 // Writes the words that ask a child of this process for a measurement to text (SELF_CHECK_REQUEST bytes).
 static void measure_write_request(char *text, const struct measure_request *m, int gpu) {
     const struct attention_shape *s = &m->check.shape;
+    const struct attention_timing *t = &m->timing;
     snprintf(text, SELF_CHECK_REQUEST,
              SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" PRIx64
-                               " B=%d T=%d heads=%d groups=%d dim=%d "
-                               "scale=%.9g softcap=%.9g hides=%d rotary=%d amax=%d any_order=%d",
+                               " B=%d T=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
+                               "biases=%d amax=%d any_order=%d timed=%d window=%d layers=%d,%d",
              (int)getpid(), gpu, (int)m->rule, measure_others_bits(m), m->cudnn, s->B, s->T, s->num_heads,
              s->num_query_groups, s->head_dim, (double)s->scale, (double)s->softcap, m->check.hides_keys,
-             m->check.rotary, m->check.amax, m->check.any_order);
+             m->check.rotary, m->check.biases, m->check.amax, m->check.any_order,
+             t->biases | t->out_amax << 1 | t->gradient_amax << 2 | t->documents << 3, t->window, t->layers[MASK_PLAIN],
+             t->layers[MASK_WINDOWED]);
 }
 // Reads what measure_write_request wrote. Returns false where this program can't make such a measurement.
 static bool measure_read_request(struct measure_request *m, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &m->check.shape;
-    int backend, others, hides, rotary, amax, any_order;
+    struct attention_timing *t = &m->timing;
+    int backend, others, hides, rotary, biases, amax, any_order, timed;
     memset(m, 0, sizeof *m);
-    const int read = sscanf(
-        text,
-        SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" SCNx64 " B=%d T=%d heads=%d groups=%d dim=%d "
-                          "scale=%f softcap=%f hides=%d rotary=%d amax=%d any_order=%d",
-        parent, gpu, &backend, &others, &m->cudnn, &s->B, &s->T, &s->num_heads, &s->num_query_groups, &s->head_dim,
-        &s->scale, &s->softcap, &hides, &rotary, &amax, &any_order);
-    if (read != 16 || *gpu < 0 || !self_check_is_backend(backend) || s->B < 1 || s->T < 1 ||
-        !self_check_heads_are_valid(s))
+    const int read =
+        sscanf(text,
+               SELF_MEASURE_WORD "parent=%d gpu=%d backend=%d others=%d cudnn=%" SCNx64
+                                 " B=%d T=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
+                                 "biases=%d amax=%d any_order=%d timed=%d window=%d layers=%d,%d",
+               parent, gpu, &backend, &others, &m->cudnn, &s->B, &s->T, &s->num_heads, &s->num_query_groups,
+               &s->head_dim, &s->scale, &s->softcap, &hides, &rotary, &biases, &amax, &any_order, &timed, &t->window,
+               &t->layers[MASK_PLAIN], &t->layers[MASK_WINDOWED]);
+    if (read != 21 || *gpu < 0 || !self_check_is_backend(backend) || s->B < 1 || s->T < 1 ||
+        !self_check_heads_are_valid(s) || t->layers[MASK_PLAIN] < 0 || t->layers[MASK_WINDOWED] < 0 ||
+        (t->layers[MASK_PLAIN] == 0 && t->layers[MASK_WINDOWED] == 0))
         return false;
     m->rule = (enum attention_backend)backend;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         m->others[i] = others >> i & 1;
     m->check.hides_keys = hides;
-    m->check.rotary = rotary;
+    m->check.rotary = t->rotary = rotary;
+    m->check.biases = biases;
     m->check.amax = amax;
-    m->check.any_order = any_order;
+    m->check.any_order = t->any_order = any_order;
+    t->biases = timed & 1;
+    t->out_amax = timed >> 1 & 1;
+    t->gradient_amax = timed >> 2 & 1;
+    t->documents = timed >> 3 & 1;
+    t->shape = *s;
     return true;
 }
 
@@ -102,7 +116,6 @@ static void measure_judge(char *reason, size_t size, const struct measure_reques
 }
 static int measure_serve(const char *request) {
     struct measure_request m;
-    struct attention_timing timing;
     struct cudaDeviceProp properties;
     struct device dev;
     char reason[256];
@@ -110,10 +123,7 @@ static int measure_serve(const char *request) {
     if (!measure_read_request(&m, &parent, &gpu, request))
         fail("a request to measure attention is not understood: %s", request);
     self_check_open(&dev, &properties, parent, gpu);
-    memset(&timing, 0, sizeof timing);
-    timing.shape = m.check.shape;
-    timing.rotary = m.check.rotary;
-    timing.any_order = m.check.any_order;
+    struct attention_timing timing = m.timing;
     timing.candidates[m.rule] = true;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (m.others[i]) {
@@ -250,6 +260,22 @@ static bool measure_refuse(struct run *r, const struct self_verdict *verdict, en
     return true;
 }
 
+// Returns what the run's calls do beside attention itself: in FP8 layers if it has some, which sum biases by a cast.
+static struct attention_timing measure_timing_of(const struct config *c) {
+    struct attention_timing t;
+    int first, end;
+    memset(&t, 0, sizeof t);
+    config_fp8_layers(c, &first, &end);
+    const bool in_fp8 = end > first, sums = !c->model.qk_layernorm; // the norm of q and k makes another gradient
+    t.biases = sums && !in_fp8 && c->model.add_qkv_bias && c->finetuning.lora_rank == 0;
+    t.out_amax = in_fp8 && c->fp8.fp8_recipe != FP8_RECIPE_BLOCKWISE;
+    t.gradient_amax = sums && t.out_amax;
+    t.documents = c->data.reset_attention_mask;
+    t.window = config_window(c) < c->model.seq_length ? config_window(c) : 0;
+    for (int l = 0; l < c->model.num_layers; l++)
+        t.layers[t.window > 0 && config_layer_is_windowed(c, l) ? MASK_WINDOWED : MASK_PLAIN]++;
+    return t;
+}
 static struct measure_request measure_request_of(struct run *r, enum attention_backend rule,
                                                  const struct attention_demands *demands) {
     struct measure_request m;
@@ -259,6 +285,7 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     memset(&m, 0, sizeof m);
     m.rule = rule;
     m.check = attention_check_of(r, rule);
+    m.timing = measure_timing_of(r->config);
     attention_prefers_flash(&reasons, ATTENTION_AUTO, m.check.shape, demands, &r->dev);
     attention_ruled_out(reasons.fused, sizeof reasons.fused, ATTENTION_FUSED, ATTENTION_AUTO);
     m.others[ATTENTION_FLASH_SM90] = !*reasons.sm90;
@@ -266,7 +293,8 @@ static struct measure_request measure_request_of(struct run *r, enum attention_b
     cuda_check(cudaGetDeviceProperties(&properties, r->dev.index));
     fused_refuses(never, sizeof never, SIZE_MAX, properties.major, m.check.shape, m.check.any_order);
     if (!*reasons.fused && !*never && !*reasons.flash && demands->kernels == FLASH_KERNELS_AUTO &&
-        demands->dropout == 0 && !demands->documents && !demands->refused[ATTENTION_FUSED])
+        demands->dropout == 0 && !demands->documents && m.timing.layers[MASK_PLAIN] > 0 &&
+        !demands->refused[ATTENTION_FUSED])
         m.cudnn = fused_installed();
     m.others[ATTENTION_FUSED] = m.cudnn > 0;
     m.others[rule] = false;
@@ -319,6 +347,8 @@ static void self_measure_forget(struct attention_demands *demands) {
 
 static void self_measure_report(const struct run *r) {
     const struct self_measured *measured = &r->self_check.measured;
+    const struct attention_timing timing = measure_timing_of(r->config);
+    const int plain = timing.layers[MASK_PLAIN], windowed = timing.layers[MASK_WINDOWED];
     char text[320] = "", took[64];
     int timed = 0;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
@@ -327,7 +357,8 @@ static void self_measure_report(const struct run *r) {
                      self_check_backend_name((enum attention_backend)i, &r->dev), measured->ms[i]);
     snprintf(took, sizeof took, "%.2f s", measured->seconds);
     if (timed > 1)
-        log_row("attention's time", "%s: a layer, forward and backward; %s", text,
+        log_row("attention's time", "%s: a layer%s, forward and backward; %s", text,
+                plain > 0 && windowed > 0 ? ", the mean of those with and without a window" : "",
                 measured->seconds == 0 ? "by " SELF_CHECK_NAME " in --out" : took);
     else if (*measured->missing)
         log_row("attention's time", "not measured: %s", measured->missing);

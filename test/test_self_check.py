@@ -213,6 +213,25 @@ class SelfCheck(unittest.TestCase):
                 self.assertIn("by self_check.txt in --out", self.row(again, "attention's time"))
                 self.assertEqual((self.times(again), same), (times, losses))
 
+    def test_what_is_timed_is_what_the_run_does(self):
+        """With sums of biases' gradients, amaxes for FP8, windows and documents. cuDNN is timed where it computes some layer."""
+        sums = (["--add-qkv-bias"], "dbias_partial", "biases=1 amax=0 any_order=0 timed=1 window=0 layers=2,0", ["cuDNN", "mma.sync"])
+        amaxes = (["--fp8-format", "hybrid"], "fp8_amax", "amax=1 any_order=0 timed=6 window=0 layers=2,0", ["cuDNN", "mma.sync"])
+        window = (["--window-size", 8], None, "timed=1 window=8 layers=0,2", [])
+        mixed = (["--window-size", 8, "--window-attn-skip-freq", 2], "flash_backward", "timed=1 window=8 layers=1,1", ["cuDNN"])
+        documents = (["--reset-attention-mask", "--eod-token", 10], None, "timed=9 window=0 layers=2,0", [])
+        for options, slow, asked, slower in chosen([sums, amaxes, window, mixed, documents], [sums, mixed]):
+            with self.subTest(asked):
+                name = asked.translate(str.maketrans(" =,", "___"))
+                result, _ = self.start(name, "--num-layers", 2, *options, NVTE_FUSED_ATTN="1", EMU_SLOW=slow or "none")
+                times = self.times(result)
+                self.assertEqual(sorted(times), ["cuDNN"] * (slow is not None) + ["mma.sync", "wgmma"])
+                for backend in slower:  # EMU_SLOW adds 20 ms to such a kernel, which a layer, or half of them, launches
+                    self.assertGreater(times[backend], 20)
+                self.assertEqual("the mean of those with and without a window" in self.row(result, "attention's time"), "layers=1,1" in asked)
+                with open(f"{self.folder.name}/{name}/self_check.txt", encoding="utf-8") as file:
+                    self.assertIn(asked + "; time of ", file.read())
+
     def test_a_candidate_that_fails_is_left_out(self):
         """A crash while candidates are timed ends only the child; the others are timed without the culprit."""
         result, _ = self.start("crash", NVTE_FUSED_ATTN="1", EMU_FAULT="illegal:cudnnBackendExecute")

@@ -360,9 +360,7 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     column_sums_of_warps(partial + chunk * N + first_column, sums, N - first_column);
 }
 
-// dbias (N) = the sums of the columns of dout (M, N), or += where `add`. workspace: dbias_workspace_bytes.
-static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
-                       struct device *dev) {
+void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace, struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
     const int strips = (N + DBIAS_COLUMNS - 1) / DBIAS_COLUMNS;

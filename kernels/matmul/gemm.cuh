@@ -38,6 +38,10 @@ const char *matmul_describe(const struct matmul_library *library);
 size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 // Returns the bytes of workspace for column sums of dout (M, N); it may be the product's workspace.
 size_t dbias_workspace_bytes(int64_t M, int N, const struct device *dev);
+#ifdef TARGET_CUDA
+// Enqueues dbias (N) = the sums of the columns of dout (M, N), or += where `add`. workspace: dbias_workspace_bytes.
+void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace, struct device *dev);
+#endif
 // Computes the gemm (on a GPU enqueues it) or, in a dry run, only lists it. Unless NULL, dbias (rows) = the sums of A's
 // rows, or += where gemm->add; A must be a transposed dout without gaps. Ends the program without an algorithm.
 void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);

@@ -1,7 +1,8 @@
 // The judge of attention at a run's start (run/check_attention.cuh): it takes right results, and finds each fault that
-// is planted in right results.
+// is planted in right results. What is timed at a start (run/time_attention.cuh): it hides what the run hides.
 #include "run/check_attention.cuh"   // under test
 #include "kernels/matmul/matmul.cuh" // matmul_create
+#include "run/time_attention.cuh"    // under test
 #include "test/testing.h"            // cmocka
 
 enum { MULTIPROCESSORS = 3, LAST_TOKENS = 6 };
@@ -132,12 +133,57 @@ static void small_errors_of_all_rows_are_found(void **state) {
     results_free(&copy);
     fixture_free(&f);
 }
+static void ignore_backend(enum attention_backend backend) {}
+// Checks the masks of layers with and without a window, with and without documents: the pairs of tokens that the tables
+// leave visible are those that the number of flops counts, within a fifth, which diagonals are.
+static void what_is_timed_hides_what_the_run_hides(void **state) {
+    enum { B = 2, T = 150 };
+    const int windows[] = {0, 20, T};
+    struct fixture f = fixture_make(false);
+    for (int i = 0; i < 12; i++) {
+        struct attention_timing timing;
+        memset(&timing, 0, sizeof timing);
+        timing.shape = f.check.shape;
+        timing.shape.B = B;
+        timing.shape.T = T;
+        timing.rotary = timing.out_amax = timing.gradient_amax = timing.biases = true;
+        timing.window = windows[i % 3];
+        timing.documents = i / 3 % 2;
+        timing.layers[MASK_PLAIN] = i / 6;
+        timing.layers[MASK_WINDOWED] = timing.window > 0 || i / 6 == 0;
+        timing.candidates[ATTENTION_FLASH] = true;
+        struct timed_attention a = timed_open(&timing, &f.dev);
+        double pairs = 0;
+        for (int mask = 0; mask < TIMED_MASKS; mask++) {
+            int32_t first[B * T] = {0};
+            assert_int_equal(a.tables[2 * mask] != NULL,
+                             timing.layers[mask] > 0 &&
+                                 (timing.documents || (mask == MASK_WINDOWED && timing.window == windows[1])));
+            if (a.tables[2 * mask])
+                device_download(first, a.tables[2 * mask], sizeof first, &f.dev);
+            for (int j = 0; j < B * T && timing.layers[mask] > 0; j++)
+                pairs += j % T + 1 - first[j];
+        }
+        const double counted = timed_flops(&timing) / (14 * timing.shape.num_heads * timing.shape.head_dim);
+        assert_true(counted > 0.8 * pairs && counted < 1.05 * pairs);
+        timed_close(&a);
+        if (timing.documents && timing.window == windows[1] && timing.layers[MASK_PLAIN] > 0) {
+            time_attention(&timing, SIZE_MAX, ignore_backend, &f.dev);
+            assert_true(timing.seconds[ATTENTION_FLASH] > 0 && timing.shape.B == B);
+        }
+    }
+    fixture_free(&f);
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_right_is_taken),       cmocka_unit_test(another_mask_is_found),
-        cmocka_unit_test(short_rows_are_judged),        cmocka_unit_test(what_is_not_finite_is_found),
-        cmocka_unit_test(a_huge_element_hides_nothing), cmocka_unit_test(small_errors_of_all_rows_are_found),
+        cmocka_unit_test(what_is_right_is_taken),
+        cmocka_unit_test(another_mask_is_found),
+        cmocka_unit_test(short_rows_are_judged),
+        cmocka_unit_test(what_is_not_finite_is_found),
+        cmocka_unit_test(a_huge_element_hides_nothing),
+        cmocka_unit_test(small_errors_of_all_rows_are_found),
+        cmocka_unit_test(what_is_timed_hides_what_the_run_hides),
     };
     setenv("EMU_CAPABILITY", "8.0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
