@@ -70,15 +70,25 @@ cudaError_t cudaGetDevice(int *device) {
     *device = emu_device;
     return cudaSuccess;
 }
+static void emu_read_capability(int *major, int *minor) {
+    const char *capability = getenv("EMU_CAPABILITY");
+    if (sscanf(capability ? capability : "8.0", "%d.%d", major, minor) != 2)
+        emu_report("EMU_CAPABILITY is not of the form 9.0: %s", capability);
+}
+// Returns the most shared memory that a block can have on a GPU of the compute capability.
+static int emu_shared_bytes_max(void) {
+    int major, minor;
+    emu_read_capability(&major, &minor);
+    const bool small = (major == 8 && (minor == 6 || minor == 9)) || major >= 12;
+    return (small ? 99 : major == 8 ? 163 : EMU_MAX_SHARED_BYTES / 1024) * 1024;
+}
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "emulated GPU");
     properties->totalGlobalMem = emu_memory_bytes();
     properties->sharedMemPerBlock = EMU_DEFAULT_SHARED_BYTES;
-    properties->sharedMemPerBlockOptin = EMU_MAX_SHARED_BYTES;
-    const char *capability = getenv("EMU_CAPABILITY");
-    if (sscanf(capability ? capability : "8.0", "%d.%d", &properties->major, &properties->minor) != 2)
-        emu_report("EMU_CAPABILITY is not of the form 9.0: %s", capability);
+    properties->sharedMemPerBlockOptin = emu_shared_bytes_max();
+    emu_read_capability(&properties->major, &properties->minor);
     const char *multiprocessors = getenv("EMU_MULTIPROCESSORS");
     properties->multiProcessorCount = multiprocessors ? atoi(multiprocessors) : 3;
     properties->warpSize = 32;
@@ -222,7 +232,7 @@ static int emu_shared_limit_of(const void *kernel) {
     return EMU_DEFAULT_SHARED_BYTES;
 }
 cudaError_t emu_set_shared_limit(const void *kernel, int bytes) {
-    if (bytes < 0 || bytes > EMU_MAX_SHARED_BYTES)
+    if (bytes < 0 || bytes > emu_shared_bytes_max())
         return emu_error(cudaErrorInvalidValue);
     for (struct emu_shared_limit &limit : emu_shared_limits)
         if (limit.kernel == kernel) {
@@ -245,9 +255,9 @@ static void emu_check_launch(const char *name, const cudaLaunchConfig_t *config,
         emu_report(
             "kernel %s: launched with a grid of %u x %u x %u blocks; 1 to 2147483647 x 65535 x 65535 are possible",
             name, grid.x, grid.y, grid.z);
-    if (config->dynamicSmemBytes > (size_t)EMU_MAX_SHARED_BYTES)
+    if (config->dynamicSmemBytes > (size_t)emu_shared_bytes_max())
         emu_report("kernel %s: launched with %zu bytes of shared memory; a block can have %d", name,
-                   config->dynamicSmemBytes, (int)EMU_MAX_SHARED_BYTES);
+                   config->dynamicSmemBytes, emu_shared_bytes_max());
     if (config->dynamicSmemBytes > (size_t)emu_shared_limit_of(kernel))
         emu_report("kernel %s: launched with %zu bytes of shared memory; without cudaFuncSetAttribute it can have %d",
                    name, config->dynamicSmemBytes, emu_shared_limit_of(kernel));

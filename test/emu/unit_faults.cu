@@ -224,8 +224,18 @@ static void no_blocks(bool well) { launch_nothing(well ? 1 : 0, 32, 0); }
 static void wide_grid(bool well) { launch_nothing(dim3(1, well ? 65535 : 65536), 1, 0); }
 static void deep_grid(bool well) { launch_nothing(dim3(1, 1, well ? 65535 : 65536), 1, 0); }
 static void much_shared(bool well) {
-    cuda_check(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024));
-    launch_nothing(1, 1, well ? 227 * 1024 : 227 * 1024 + 1);
+    static const struct {
+        const char *capability;
+        int kib;
+    } cases[] = {{"8.0", 163}, {"8.6", 99}, {"8.9", 99}, {"9.0", 227}, {"10.0", 227}, {"12.0", 99}};
+    for (int i = 0; i < 6; i++) {
+        const int most = cases[i].kib * 1024;
+        setenv("EMU_CAPABILITY", cases[i].capability, 1);
+        if (cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most + 1) == cudaSuccess)
+            emu_report("compute capability %s took more than %d KiB", cases[i].capability, cases[i].kib);
+        cuda_check(cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        launch_nothing(1, 1, well || i < 5 ? most : most + 1);
+    }
 }
 static void much_shared_unasked(bool well) {
     if (well)
@@ -409,7 +419,7 @@ static const struct fault {
     {"no_blocks", no_blocks, "nothing_kernel", "grid of 0 x 1 x 1", 3},
     {"wide_grid", wide_grid, "nothing_kernel", "1 x 65536 x 1", 3},
     {"deep_grid", deep_grid, "nothing_kernel", "1 x 1 x 65536", 3},
-    {"much_shared", much_shared, "nothing_kernel", "a block can have 232448", 3},
+    {"much_shared", much_shared, "nothing_kernel", "a block can have 101376", 3},
     {"much_shared_unasked", much_shared_unasked, "nothing_kernel", "without cudaFuncSetAttribute", 3},
     {"three_dimensions", three_dimensions, "three_dimensions_kernel, block (0, 0, 0), thread (", ", 1, 1)", 3},
     {"wait_while_recording", wait_while_recording, "", "not permitted when stream is capturing", EXIT_USAGE},
