@@ -19,7 +19,7 @@ static __global__ void twice(float *x) {
 
 // Doubles x (BULK): copies it to shared memory, and adds that to it.
 static __global__ void twice_by_bulk(float *x) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
     const uint32_t full = shared_memory(), stage = full + 128, bytes = BULK * sizeof *x;
     if (threadIdx.x != 0)
         return;
@@ -34,13 +34,18 @@ static __global__ void twice_by_bulk(float *x) {
 #endif
 }
 
+// Runs a kernel to its end.
+static cudaError_t run(void (*kernel)(float *), int blocks, int threads, size_t shared_bytes, float *x) {
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = dim3(blocks);
+    launch.blockDim = dim3(threads);
+    launch.dynamicSmemBytes = shared_bytes;
+    const cudaError_t status = cudaLaunchKernelEx(&launch, kernel, x);
+    return status == cudaSuccess ? cudaDeviceSynchronize() : status;
+}
 static int refuse(const char *what, cudaError_t status) {
     printf("%s: %s\n", what, cudaGetErrorString(status));
     return 1;
-}
-static int attribute(enum cudaDeviceAttr which) {
-    int value = 0;
-    return cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess ? value : 0;
 }
 
 int main(int argc, char **argv) {
@@ -51,20 +56,22 @@ int main(int argc, char **argv) {
         printf("usage: memory_probe managed|pinned\n");
         return 2;
     }
-    if (managed && !(attribute(cudaDevAttrManagedMemory) && attribute(cudaDevAttrConcurrentManagedAccess))) {
+    struct cudaDeviceProp device;
+    cudaError_t status = cudaGetDeviceProperties(&device, 0);
+    if (status != cudaSuccess)
+        return refuse("the device", status);
+    if (managed && !(device.managedMemory && device.concurrentManagedAccess)) {
         printf("the device has no managed memory that the host may use while a kernel runs\n");
         return 1;
     }
-    cudaError_t status =
-        managed ? cudaMallocManaged((void **)&x, bytes, cudaMemAttachGlobal) : cudaMallocHost((void **)&x, bytes);
+    status = managed ? cudaMallocManaged((void **)&x, bytes, cudaMemAttachGlobal) : cudaMallocHost((void **)&x, bytes);
     if (status != cudaSuccess)
         return refuse("allocation", status);
     for (int i = 0; i <= COUNT; i++)
         x[i] = (float)(i % 1000);
     for (int turn = 0; turn < 2; turn++) { // a second time, after the host has used it
         x[COUNT] = 0;
-        twice<<<COUNT / 256, 256>>>(x);
-        status = cudaDeviceSynchronize();
+        status = run(twice, COUNT / 256, 256, 0, x);
         if (status != cudaSuccess)
             return refuse("a kernel", status);
         for (int i = 0; i < COUNT; i++)
@@ -73,9 +80,8 @@ int main(int argc, char **argv) {
                 return 1;
             }
     }
-    if (attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
-        twice_by_bulk<<<1, 32, 128 + BULK * sizeof *x>>>(x);
-        status = cudaDeviceSynchronize();
+    if (device.major == 9) {
+        status = run(twice_by_bulk, 1, 32, 128 + BULK * sizeof *x, x);
         if (status != cudaSuccess)
             return refuse("a bulk copy or reduction", status);
         for (int i = 0; i < BULK; i++)

@@ -168,6 +168,7 @@ struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
+    int managedMemory, concurrentManagedAccess;
 };
 // Few multiprocessors, and not a power of two, so that what is divided among them doesn't divide evenly.
 enum { EMU_DEFAULT_SHARED_BYTES = 48 * 1024 };

@@ -89,6 +89,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->sharedMemPerBlock = EMU_DEFAULT_SHARED_BYTES;
     properties->sharedMemPerBlockOptin = emu_shared_bytes_max();
     emu_read_capability(&properties->major, &properties->minor);
+    properties->managedMemory = properties->concurrentManagedAccess = 1;
     const char *multiprocessors = getenv("EMU_MULTIPROCESSORS");
     properties->multiProcessorCount = multiprocessors ? atoi(multiprocessors) : 3;
     properties->warpSize = 32;
