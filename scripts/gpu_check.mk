@@ -1,7 +1,7 @@
 # Builds what scripts/gpu_check.sh runs, by the Makefile's own rules for nvcc. gpu-STAGE is the programs of a stage:
 #   make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...
-# gpu-rehearsal is what a rehearsal needs beside `make emu`. gpu-programs is what a first visit to a GPU needs, built
-# elsewhere and brought along by scripts/gpu_pack.sh --programs.
+# gpu-rehearsal is all programs on the emulator (CUDA=). gpu-programs is what a first visit to a GPU needs, built elsewhere
+# and brought along by scripts/gpu_pack.sh --programs.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
@@ -14,6 +14,7 @@ GPU_MODEL_OPS := gpt matmul
 # fp8_gpt, fit and offload have no fp32 test (CPU_TESTS).
 gpu_op_tests = $(foreach o,$(1),$G/op_$o_bf16 $(if $(filter fp8_gpt fit offload,$o),,$G/op_$o_fp32))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
+GPU_TOOLS := attention_bench device_rates memory_probe
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # An op's test reads device memory from the host, and its kernels' waits end after 4 s and say where; so kernels that
 # wait are compiled a second time, for these tests. compute-sanitizer may make any wait long: GPU_QUICK has no limit.
@@ -37,8 +38,10 @@ gpu-ops: $(call gpu_op_tests,$(GPU_OTHER_OPS)) $G/memory_probe
 gpu-fp8: $(call gpu_op_tests,$(GPU_FP8_OPS)) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
-gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/device_rates $(B)/emu/op_rope_bf16
-$(B)/emu/attention_bench $(B)/emu/device_rates: | $(B)/emu/libcudnn.so.9
+GPU_REHEARSED := $(patsubst $G/%,$(B)/emu/%,\
+  $(sort $(GPU_UNITS) $(call gpu_op_tests,$(GPU_OPS)) $(GPU_QUICK) $(GPU_TOOLS:%=$G/%)))
+gpu-rehearsal: $(B)/emu/train_gpt $(GPU_REHEARSED)
+$(GPU_REHEARSED): | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(call quietly,NVCC,$< $(@:$(B)/%=%))$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
@@ -60,7 +63,8 @@ $G/%: $G/%.o $(B)/ops/cuda_bf16.a $(LIBRARY)
 $G/ptxas_attention.log: $(foreach o,attention/sm80 attention/sm90_forward attention/sm90_backward,$(B)/ops/cuda_bf16/$o.o)
 	cat $(^:.o=.ptxas) >$@
 $G/attention_bench: $G/ptxas_attention.log
-$(foreach p,attention_bench device_rates,$(call program,emu/$p,test/cuda/$p.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS)))
+$(call program,emu/op_%_quick,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_bf16) -DQUICK -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka)
+$(foreach p,$(GPU_TOOLS),$(call program,emu/$p,test/cuda/$p.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$(B)/ops/emu_bf16.a,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS)))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # make would remove them as intermediate files
 $G:
 	mkdir -p $@

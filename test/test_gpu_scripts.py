@@ -1307,9 +1307,10 @@ class Rehearsal(StandIns):
             file.write(json.dumps(TORCH_TRAIN) + "\n")
         emulator = os.path.dirname(os.path.abspath(EMULATOR))
         # With the variables of the make that runs this test, or another build would take the place of that one.
-        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
-                        "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
-        for name in ("train_gpt", "op_rope_bf16", "attention_bench", "device_rates"):
+        build, names = os.path.relpath(os.path.dirname(emulator), ROOT), ("op_rope_bf16", "attention_bench", "device_rates")
+        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + build, *(f"{build}/emu/{name}" for name in names)],
+                       cwd=ROOT, check=True, capture_output=True, timeout=600)
+        for name in ("train_gpt", *names):
             program = os.path.join(emulator, name)
             if os.path.exists(program):
                 os.symlink(program, f"{cls.path}/programs/{name}")
