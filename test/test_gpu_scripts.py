@@ -15,6 +15,7 @@ import time
 import unittest
 
 from environment import ROOT, chosen, long_test
+from gpu_stand_ins import STAND_INS, write_program, write_stand_ins
 
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
@@ -779,12 +780,6 @@ class Build(unittest.TestCase):
         self.assertNotIn(".log", linked[0])  # nvcc refuses what it does not know, as what ptxas said of the kernels
 
 
-def write_program(path, text):
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(path, 0o755)
-
-
 KILLED = """#include "test/testing.h"
 static void first(void **state) { }
 static void second(void **state) { printf("# of the second\\n"); raise(SIGKILL); }
@@ -847,8 +842,7 @@ class Visit(unittest.TestCase):
                 os.symlink("/usr/bin/" + name, f"{cls.folder}/bin/{name}")
         for name in glob.glob(SCRIPTS + "/*.py") + [SCRIPTS + "/gpu_check.sh"]:
             shutil.copy(name, cls.tree + "/scripts/")
-        for name, text in STAND_INS.items():
-            write_program(f"{cls.folder}/bin/{name}", text)
+        write_stand_ins(cls.folder + "/bin")
         os.symlink(sys.executable, cls.folder + "/bin/python3")
         write_program(cls.folder + "/bin/python", STAND_INS["python"].replace('cat "$STAND_IN_FOLDER/train"', "printf '" + json.dumps(
             {**TORCH_TRAIN, "asked": "%s"}) + "\\n' \"$(tr '\\0' ' ' </proc/$PPID/cmdline)\""))
@@ -1210,43 +1204,6 @@ TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forw
               {"bench": "attention", "engine": "torch cudnn", "direction": "backward", "mask": "causal", "head_dim": 128, "heads": 8, "groups": 1,
                "batch": 1, "length": 64, "error": "no kernel"}]
 TORCH_TRAIN = {"bench": "train", "engine": "torch", "preset": "demo", "length": 64, "batch": 1, "micro_steps": 2, "policy": "none", "tokens_per_second": 4321.0}
-STAND_INS = {
-    "nvidia-smi": """#!/bin/sh
-case "$1" in
--L) echo "GPU 0: ${STAND_IN_GPU:-Stand-in}" ;;
-*) echo "${STAND_IN_GPU:-Stand-in}, 1.0, ${STAND_IN_CAPABILITY:-8.0}, 1024 MiB" ;;
-esac
-""",
-    # Nsight Compute: a step's kernels, each of 2 us, between lines of its own.
-    "ncu": f"""#!{sys.executable}
-import os, sys
-options = dict(zip(sys.argv[1:], sys.argv[2:]))
-assert options["--metrics"] == "gpu__time_duration.sum" and options["--clock-control"] == "none" and "--cuda-graphs=false" in options
-with open(os.environ["STAND_IN_FOLDER"] + "/profiled", "a") as f:
-    f.write(" ".join(sys.argv) + "\\n")
-lines = ["==PROF== Connected to process 1"]
-if os.environ.get("NCU_SAYS"):
-    lines.append(os.environ["NCU_SAYS"])
-else:
-    step = ["void norm_forward_kernel<float>(float *, int)", "nvjet_hsh_128x256", "void cublasLt::splitKreduce_kernel<32>(T1)",
-            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "void sm90_forward_kernel<plan<64, 0>>(arguments)",
-            "something_else", "void squares_of_ranges_kernel<float>(double *)", "void adamw_kernel<(bool)0>(adamw_arguments)"]
-    lines.append('"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"')
-    names = ["void normal_kernel(float *)"] + 3 * step
-    lines += [f'"{{i}}","1","{{name}}","gpu__time_duration.sum","ns","{{"2,000" if i > 8 else "7"}}"' for i, name in enumerate(names)]
-with open(options["--log-file"], "w") as f:
-    f.write("\\n".join(lines) + "\\n")
-sys.exit(1 if os.environ.get("NCU_SAYS") else 0)
-""",
-    "compute-sanitizer": "#!/bin/sh\necho 'Device not supported.'\nexit 1\n",
-    "python": f"""#!/bin/sh
-case "$1 $2 $3" in
-"-c "*"import torch"*) echo 9.9 of a stand-in ;;
-"test/cuda/peer_torch.py attention "*) cat "$STAND_IN_FOLDER/attention" ;;
-"test/cuda/peer_torch.py train "*) case $TORCHINDUCTOR_CACHE_DIR in */torchinductor) cat "$STAND_IN_FOLDER/train" ;; esac ;;
-*) exec {sys.executable} "$@" ;;
-esac
-"""}
 PROGRAMS = {
     "memory_probe": "#!/bin/sh\n[ $1 = pinned ] || { echo 'no managed memory'; exit 1; }\necho pinned\n",
     "unit_first": "#!/bin/sh\nprintf '1..2\\nok 1 - products\\nok 2 - copies\\n'\n",
@@ -1265,10 +1222,8 @@ class StandIns(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory(prefix="gpu check ")
         cls.path = cls.folder.name
-        for name in ("bin", "programs"):
-            os.mkdir(f"{cls.path}/{name}")
-        for name, text in STAND_INS.items():
-            write_program(f"{cls.path}/bin/{name}", text)
+        os.mkdir(cls.path + "/programs")
+        write_stand_ins(cls.path + "/bin")
         for name, text in PROGRAMS.items():
             write_program(f"{cls.path}/programs/{name}", text)
         cls.environment = {**os.environ, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
