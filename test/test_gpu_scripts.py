@@ -18,9 +18,10 @@ from environment import ROOT, chosen, long_test
 from gpu_stand_ins import STAND_INS, write_program, write_stand_ins
 
 SCRIPTS = os.path.join(ROOT, "scripts")
-sys.path.insert(0, SCRIPTS)
+sys.path[:0] = SCRIPTS, os.path.join(ROOT, "test", "long")
 # pylint: disable=wrong-import-position
 import hopper_ceiling  # noqa: E402
+import rehearsal  # noqa: E402
 import roofline  # noqa: E402
 import roofline_fp8  # noqa: E402
 
@@ -1395,6 +1396,33 @@ class Rehearsal(StandIns):
         self.assertIn("no time left: unit_slow", text)
         self.assertRegex(checks["unit_slow"]["why"], r"^ended after \d+ s, when no time was left$")
         self.assertEqual((checks["op_attention_fp32"]["outcome"], checks["data"]["outcome"]), ("no time", "no time"))
+
+
+class RehearsalRow(unittest.TestCase):
+    """What a rehearsal of the long table says of a report."""
+    def test_its_calls_have_every_stage(self):
+        stages = [stage for stages, _ in rehearsal.CALLS.values() for stage in stages.split(",")]
+        self.assertEqual(set(stages), set(ALL_STAGES))
+
+    def test_each_check_of_the_last_run_passes_or_has_a_reason(self):
+        checks = [{"check": name, "outcome": outcome, "why": why, "run": run} for name, outcome, why, run in (
+            ("earlier", "failed", "status 1", 0), ("good", "passed", None, 1), ("bad", "failed", "status 1", 1), ("late", "no time", "no time left", 1),
+            ("good", "skipped", "good was not built", 1), ("unit_sm90", "skipped", "unit_sm90: needs compute capability 9.0", 1))]
+        for capability, unit in (("8.0", ""), ("9.0", "skipped: unit_sm90: needs compute capability 9.0")):
+            self.assertEqual(list(rehearsal.faults_of_run({"runs": [{}, {}], "checks": checks}, capability)), [
+                ("good", ""), ("bad", "failed: status 1"), ("late", "no time: no time left"), ("good", "skipped: good was not built"), ("unit_sm90", unit)])
+
+    def test_each_program_was_started(self):
+        checks = [{"check": name, "outcome": outcome, "why": why} for name, outcome, why in (
+            ("op_a_bf16", "passed", None), ("attention_ours", "passed", None), ("op_b_bf16", "hung", "killed after 240 s"))]
+        self.assertEqual(dict(rehearsal.faults_of_report({"checks": checks}, "8.0", ["op_a_bf16", "attention_bench", "op_b_bf16", "op_c_bf16"])),
+                         {"op_a_bf16": "", "attention_bench": "", "op_b_bf16": "hung: killed after 240 s", "op_c_bf16": "never started"})
+
+    def test_its_programs_are_every_test_of_an_op_and_every_unit_of_cuda(self):
+        names = set(map(os.path.basename, rehearsal.programs_of("build")))
+        tests = [os.path.splitext(os.path.basename(path))[0] for path in glob.glob(ROOT + "/test/op_*.c")]
+        units = [os.path.splitext(os.path.basename(path))[0] for path in glob.glob(ROOT + "/test/cuda/*.cu")]
+        self.assertGreater(names, {name + "_bf16" for name in tests if name != "op_zero"} | {*units, "op_attention_quick", "train_gpt"})
 
 
 class Stages(StandIns):
