@@ -175,7 +175,7 @@ static const struct option_row config_rows[] = {
         "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can "
         "run. NVTE_FLASH_ATTN=0, NVTE_FUSED_ATTN=0 and NVTE_UNFUSED_ATTN=0 in the environment switch one off"),
     ROW(ENUM, attention, flash_kernels, "auto", CHOICES(FLASH_KERNELS), 0, 0,
-        "flash on a GPU: by wgmma (compute capability 9.0) or by mma.sync; auto: the faster one, else wgmma",
+        "flash on a GPU, not fused: by wgmma (compute capability 9.0) or by mma.sync; auto: what is fastest",
         CONFIG_THIS_START),
     ROW(BOOL, attention, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN may sum dQ in any order. "

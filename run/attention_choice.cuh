@@ -119,13 +119,34 @@ static void attention_fused_reason(char *reason, size_t size, enum attention_bac
         snprintf(reason, size, "fused: %s", library);
 }
 
-// Writes to `reason` (size bytes) why cuDNN isn't even asked; never "". own: attention_prefers_flash's result.
-static void attention_fused_not_asked_reason(char *reason, size_t size, enum attention_backend wanted,
+// Why each backend can't be chosen; "" where it can.
+struct attention_reasons {
+    char flash[320], unfused[320], sm90[320], fused[320];
+};
+// Returns the option that asks for flash's kernels, and so for flash, or NULL. r: attention_prefers_flash's.
+static const char *attention_option_for_flash(const struct attention_reasons *r, enum flash_kernels kernels) {
+    if (*r->flash && *r->sm90)
+        return NULL;
+    switch (kernels) {
+    case FLASH_KERNELS_AUTO: return NULL;
+    case FLASH_KERNELS_WGMMA: return "--flash-kernels wgmma";
+    case FLASH_KERNELS_MMA: return "--flash-kernels mma";
+    }
+    __builtin_unreachable();
+}
+// Writes to r->fused why cuDNN isn't even asked; never "". own: attention_prefers_flash's result.
+static void attention_fused_not_asked_reason(struct attention_reasons *r, enum attention_backend wanted,
                                              const struct attention_demands *demands, bool own, struct device *dev) {
-    char gpu[32];
+    const char *const option = attention_option_for_flash(r, demands->kernels);
+    char gpu[32], *const reason = r->fused;
+    const size_t size = sizeof r->fused;
     attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
     if (*reason)
         return;
+    if (option) {
+        snprintf(reason, size, "fused: %s asks for flash", option);
+        return;
+    }
     if (demands->refused[ATTENTION_FUSED]) {
         snprintf(reason, size, "fused: %s", demands->refused[ATTENTION_FUSED]);
         return;
@@ -141,10 +162,6 @@ static void attention_fused_not_asked_reason(char *reason, size_t size, enum att
                  fused_gpu(gpu, sizeof gpu, dev));
 }
 
-// Why each backend can't be chosen; "" where it can.
-struct attention_reasons {
-    char flash[320], unfused[320], sm90[320], fused[320];
-};
 // Chooses flash, and says why: its kernels for compute capability 9.0 if r->sm90 is empty, else the others.
 static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
                                    enum attention_backend wanted, const struct device *dev) {
@@ -184,11 +201,13 @@ static bool attention_prefers_flash(struct attention_reasons *r, enum attention_
     return !*r->sm90 || (!*r->flash && demands->refused[ATTENTION_FLASH_SM90]);
 }
 // Whether attention_choose calls attention_fused_reason, which may load cuDNN. It does, too, if the user rules out
-// fused and flash can't be used. r, prefers_flash: attention_prefers_flash's. fastest: as measured, or ATTENTION_AUTO.
+// fused and flash can't be used. r, prefers_flash: attention_prefers_flash's.
 static bool attention_asks_fused(const struct attention_reasons *r, enum attention_backend wanted, bool prefers_flash,
-                                 enum attention_backend fastest, struct device *dev) {
-    const bool leads = fastest == ATTENTION_AUTO ? fused_leads(prefers_flash, dev) : fastest == ATTENTION_FUSED;
-    return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (wanted == ATTENTION_AUTO && leads);
+                                 const struct attention_demands *demands, struct device *dev) {
+    const bool measured = demands->fastest != ATTENTION_AUTO;
+    const bool leads = measured ? demands->fastest == ATTENTION_FUSED : fused_leads(prefers_flash, dev);
+    const bool may_lead = wanted == ATTENTION_AUTO && !attention_option_for_flash(r, demands->kernels);
+    return wanted == ATTENTION_FUSED || (*r->flash && *r->sm90) || (may_lead && leads);
 }
 // Whether attention_choose, with the same arguments, may compare fused with flash by fused_check. If so, the caller
 // must first let children check flash, then cuDNN. Ends the program where --flash-kernels wgmma is impossible.
@@ -201,7 +220,7 @@ static bool attention_may_check_fused(enum attention_backend wanted, struct atte
     attention_ruled_out(r.fused, sizeof r.fused, ATTENTION_FUSED, wanted);
     flash_unavailable_reason(kernels, sizeof kernels, shape, dev);
     return !*r.fused && !lacks && !*kernels && fused_installed() != 0 &&
-           attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev);
+           attention_asks_fused(&r, wanted, prefers_flash, &demands, dev);
 }
 
 // Chooses the backend: fused if demands.fastest names it or, without measurements, if it is known to be faster, or if
@@ -222,10 +241,10 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", lacks);
     else if (!*r.unfused && demands.refused[ATTENTION_UNFUSED])
         snprintf(r.unfused, sizeof r.unfused, "unfused: %s", demands.refused[ATTENTION_UNFUSED]);
-    if (attention_asks_fused(&r, wanted, prefers_flash, demands.fastest, dev))
+    if (attention_asks_fused(&r, wanted, prefers_flash, &demands, dev))
         attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
     else
-        attention_fused_not_asked_reason(r.fused, sizeof r.fused, wanted, &demands, prefers_flash, dev);
+        attention_fused_not_asked_reason(&r, wanted, &demands, prefers_flash, dev);
 
     if (!*r.fused)
         attention_choose_fused(&choice, &r, wanted, shape, &demands, dev);

@@ -377,6 +377,19 @@ class SelfCheck(unittest.TestCase):
         self.assertNotIn(0, statuses, said)
         self.assertIn("start again with --cuda-graphs=false", said[1])
 
+    def test_kernels_that_are_asked_for_are_taken(self):
+        """Instead of cuDNN, where it is installed, too, which stays for what flash may not compute."""
+        cases = [("9.0", "mma", []), ("9.0", "wgmma", []), ("10.0", "mma", []), ("10.0", "mma", ["--self-check", "off"]), ("9.0", "mma", ["--self-check", "off"]),
+                 ("8.0", "mma", ["--deterministic-mode=false"])]
+        for capability, kernels, options in chosen(cases, [cases[0], cases[3], cases[5]]):
+            with self.subTest(capability=capability, kernels=kernels, options=options):
+                result, _ = self.start("kernels", "--flash-kernels", kernels, "--train-steps", 1, *options, NVTE_FUSED_ATTN="1", EMU_CAPABILITY=capability, EMU_SLOW="_kernel")
+                taken = "mma.sync" if kernels == "mma" else kernels
+                self.assertRegex(self.row(result, "attention "), rf"flash, {taken} .*; fused: --flash-kernels {kernels} asks for flash")
+                shutil.rmtree(self.folder.name + "/kernels")
+        result, _ = self.start("kernels", "--flash-kernels", "mma", "--train-steps", 1, NVTE_FUSED_ATTN="1", NVTE_FLASH_ATTN="0")
+        self.assertRegex(self.row(result, "attention "), "fused, cuDNN .*flash: switched off by NVTE_FLASH_ATTN=0")
+
     def test_wgmma_can_be_asked_for(self):
         result, _ = self.start("asks", "--flash-kernels", "wgmma", EMU_CAPABILITY="8.0")
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
