@@ -199,17 +199,3 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {}
 static void graphs_recall(struct run *r) {}
 
 #endif
-
-static void write_graphs_refusal(struct json *json, const void *why) { json_str(json, "graphs", (const char *)why); }
-// Says why a graph was refused, once: in the report's row "graphs", which is rank 0's, and in log.jsonl.
-static void report_graphs_refusal(struct run *r) {
-    const char *const why = graphs_refusal(&r->dev);
-    if (!*why || r->graphs_reported)
-        return;
-    r->graphs_reported = true;
-    log_object(&r->log, r->finished, "self_check", write_graphs_refusal, why);
-    if (r->config->rank == 0) {
-        log_end_line(&r->log);
-        log_row("graphs", "none: %s", why);
-    }
-}

@@ -221,20 +221,49 @@ static void check_replicas(struct run *r) {
     free(all);
 }
 
+static void write_graphs_refusal(struct json *json, const void *why) { json_str(json, "graphs", (const char *)why); }
+// Says why `rank` refused a graph, unless a refusal was said before: in the report's row "graphs", which is rank 0's,
+// and in log.jsonl. Every rank calls this.
+static void say_graphs_refusal(struct run *r, int rank) {
+    enum { TEXT = 192 };
+    char mine[TEXT], why[TEXT + 32], *all;
+    if (r->graphs_reported)
+        return;
+    r->graphs_reported = true;
+    all = (char *)calloc((size_t)r->config->ranks, TEXT);
+    if (!all)
+        fail("out of memory");
+    memset(mine, 0, sizeof mine);
+    snprintf(mine, sizeof mine, "%s", graphs_refusal(&r->dev));
+    control_all_gather(r->parallel ? r->parallel->control : NULL, all, mine, TEXT, "why no graph is made", false);
+    snprintf(why, sizeof why, "%s", all);
+    if (rank > 0)
+        snprintf(why, sizeof why, "rank %d: %s", rank, all + (size_t)rank * TEXT);
+    free(all);
+    log_object(&r->log, r->finished, "self_check", write_graphs_refusal, why);
+    if (r->config->rank == 0) {
+        log_end_line(&r->log);
+        log_row("graphs", "none: %s", why);
+    }
+}
+
 // A request is a sum of these, with REQUEST_SIGNAL times a stopping signal. Time is up if two slowest steps don't fit.
-enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
+enum { REQUEST_SAVE = 1, REQUEST_NO_GRAPHS = 2, REQUEST_TIME_IS_UP = 4, REQUEST_SIGNAL = 8 };
 // Returns what signals and --exit-after ask of this process, a sum of REQUEST_*. Returns each REQUEST_SAVE only once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Does what `request` asks, which reached `rank`: sets r->save_wanted or r->stopped. Logs why a run stops.
+// Does what `request` asks, which reached `rank`: sets r->save_wanted or r->stopped. Logs why a run stops, or has no
+// graphs.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
     if (request & REQUEST_SAVE)
         r->save_wanted = true;
+    if (request & REQUEST_NO_GRAPHS)
+        say_graphs_refusal(r, rank);
     if (request < REQUEST_TIME_IS_UP || r->stopped)
         return;
     if (r->parallel)
@@ -243,13 +272,20 @@ static void grant_request(struct run *r, int request, int rank) {
               config_trains(r->config) ? "is saved and ends" : "ends without a result");
     r->stopped = true;
 }
-// Takes this rank's requests to save or stop, between steps. A single rank grants a request at once. Of several, the
-// rank only hands it to io.request: by the next step's reports, all ranks grant it together (finish_step).
-static void look_for_requests(struct run *r) {
+// Grants a single rank's request at once. Of several, hands this rank's to io.request: by the reports of the next step
+// to be updated, all ranks grant it together (finish_step).
+static void send_request(struct run *r, int request) {
     if (r->parallel)
-        r->model->io.request |= take_request(r);
+        r->model->io.request |= request;
     else
-        grant_request(r, take_request(r), 0);
+        grant_request(r, request, 0);
+}
+// Takes this rank's requests to save or stop, between steps.
+static void look_for_requests(struct run *r) { send_request(r, take_request(r)); }
+// Asks all ranks to report that this rank has refused a graph, if it has, until they have reported one.
+static void look_for_graphs_refusal(struct run *r) {
+    if (*graphs_refusal(&r->dev) && !r->graphs_reported)
+        send_request(r, REQUEST_NO_GRAPHS);
 }
 
 // Sets, with several ranks, the entry's times and bytes of collectives since the last call; bytes: up to `slot`'s step.

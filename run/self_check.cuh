@@ -381,9 +381,17 @@ static const char *self_check_backend_name(enum attention_backend backend, const
 }
 static void self_check_log_refused(struct json *json, const void *context) {
     const struct run *r = (const struct run *)context;
+    const struct self_check *s = &r->self_check;
+    char text[320];
+    snprintf(text, sizeof text, "not made: %s", s->last.text);
+    if (s->last.kind == SELF_CHECK_UNKNOWN)
+        json_str(json, "attention", text);
+    snprintf(text, sizeof text, "not measured: %s", s->measured.missing);
+    if (*s->measured.missing)
+        json_str(json, "attention's time", text);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
-        if (*r->self_check.refused[i])
-            json_str(json, self_check_backend_name((enum attention_backend)i, &r->dev), r->self_check.refused[i]);
+        if (*s->refused[i])
+            json_str(json, self_check_backend_name((enum attention_backend)i, &r->dev), s->refused[i]);
 }
 // Appends, on rank 0, verdicts that later starts may use to the file in --out, or warns that it can't. lines: or NULL.
 static void self_check_append(struct run *r, const char *lines) {
@@ -398,12 +406,12 @@ static void self_check_append(struct run *r, const char *lines) {
     if (reason)
         say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(reason));
 }
-// Appends the new verdicts to the file in --out. Logs the refusals in log.jsonl, which is open. Frees the lines of
-// verdicts: no check of attention may follow.
+// Appends the new verdicts to the file in --out. Logs refusals and checks that were not made in log.jsonl, which is
+// open. Frees the lines of verdicts: no check of attention may follow.
 static void self_check_save(struct run *r) {
     struct self_check *s = &r->self_check;
     self_check_append(r, s->found);
-    bool any = false;
+    bool any = s->last.kind == SELF_CHECK_UNKNOWN || *s->measured.missing;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         any = any || *s->refused[i];
     if (any)

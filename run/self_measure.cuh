@@ -240,6 +240,17 @@ static double measure_slowest_ms(struct run *r, const struct self_verdict *verdi
     const int slowest = parallel_largest(r->parallel, microseconds, "the time of attention");
     return slowest == INT_MAX ? 0 : 1e-3 * slowest;
 }
+// Sets s->measured.missing, where this rank has its times but another has not, to which. A rank other than 0 without
+// times warns. Every rank calls this.
+static void measure_agree_on_missing(struct run *r) {
+    struct self_measured *m = &r->self_check.measured;
+    const int rank = r->config->rank;
+    const int without = parallel_largest(r->parallel, *m->missing ? rank + 1 : 0, "the time of attention");
+    if (*m->missing && rank > 0)
+        say_warning("rank %d, the time of attention: %s", rank, m->missing);
+    else if (!*m->missing && without > 0)
+        snprintf(m->missing, sizeof m->missing, "rank %d could not measure it", without - 1);
+}
 // Whether any rank found a backend wrong; then refused[backend] is the reason, in r->self_check. Every rank calls this.
 static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
                            const char **refused) {
@@ -316,6 +327,7 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     memset(verdicts, 0, sizeof verdicts);
     const bool complete = measure_others_bits(&m) != 0 && measure_here(verdicts, r, &m);
     parallel_barrier(r->parallel, "the time of attention"); // the children may take longer than agreement
+    measure_agree_on_missing(r);
     enum attention_backend fastest = rule;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++) {
         if (measure_refuse(r, &verdicts[i], (enum attention_backend)i, demands->refused))

@@ -33,7 +33,7 @@ static void enqueue_gradients(struct run *r) {
         gpt_micro_step(r->model, i, batch_i, 1.0 / micro_batches);
         long_wait_end(r->device_watch);
     }
-    report_graphs_refusal(r);
+    look_for_graphs_refusal(r);
 }
 // Enqueues the update and the fetch of the step's results, and counts the step as enqueued; finish_step waits for it.
 // The results of all earlier steps must be known, since AdamW's step number counts only steps that updated.

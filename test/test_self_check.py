@@ -295,10 +295,18 @@ class SelfCheck(unittest.TestCase):
             self.assertIn("self-check: FP8's casts of inputs have other bits on this GPU than on the host", wrong.stderr)
 
     def test_a_check_that_can_not_be_made_is_said(self):
-        result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="0.001")
-        self.assertIn("not made: it did not end within 0.001 s", self.row(result, "self-check"))
+        result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="1e-9")
+        self.assertIn("not made: it did not end within 1e-09 s", self.row(result, "self-check"))
+        self.assertEqual(self.refused, [{name: f"not {done}: it did not end within 1e-09 s" for name, done in (("attention", "made"), ("attention's time", "measured"))}])
         with open(self.folder.name + "/unknown/self_check.txt", encoding="utf-8") as file:
             self.assertRegex(file.read(), r"^right\tgraphs\t[^\n]*\n$")  # and none of attention
+        said, statuses = self.ranks("of_rank", environments=({}, {"TRAIN_GPT_SELF_CHECK_SECONDS": "1e-9"}))
+        self.assertEqual(statuses, [0, 0], said)
+        not_made, not_measured = "not made: rank 1 came to no verdict", "not measured: rank 1 could not measure it"
+        self.assertRegex(said[0], f"(?ms)^self-check +{not_made}$.*^attention's time +{not_measured}$")
+        self.assertRegex(said[1], "(?s)rank 1, the self-check of attention by wgmma bf16: .*rank 1, the time of attention: it did not end")
+        with open(self.folder.name + "/of_rank/log.jsonl", encoding="utf-8") as file:
+            self.assertEqual(json.loads(file.readline())["self_check"], {"attention": not_made, "attention's time": not_measured})
 
     def ranks(self, name, *arguments, environments=({}, {})):
         """Returns what two ranks say, and their exit statuses."""
@@ -373,6 +381,10 @@ class SelfCheck(unittest.TestCase):
         said, statuses = self.ranks("launches", *options, environments=({}, {"EMU_FAULT": "capture"}))
         self.assertEqual(statuses, [0, 0], said)
         self.assertIn("the GPU's work can't be recorded (cudaStreamBeginCapture: ", said[1])
+        self.assertRegex(said[0], r"(?m)^graphs +none: rank 1: the GPU's work can't be recorded \(cudaStreamBeginCapture: ")
+        with open(self.folder.name + "/launches/log.jsonl", encoding="utf-8") as file:
+            refused = [entry["self_check"]["graphs"] for entry in map(json.loads, file) if "self_check" in entry]
+        self.assertRegex(" ".join(refused), r"^rank 1: the GPU's work can't be recorded \(cudaStreamBeginCapture: [^(]*$")
         said, statuses = self.ranks("lost", *options, environments=({}, {"EMU_GRAPH_NODES": "1"}))
         self.assertNotIn(0, statuses, said)
         self.assertIn("start again with --cuda-graphs=false", said[1])
