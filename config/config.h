@@ -479,8 +479,8 @@ static const struct option_row config_rows[] = {
         "On a GPU: time the algorithms of matrix products at the start; keep the fastest in OUT and checkpoints"),
     ROW(ENUM, device, self_check, "auto", CHOICES(SELF_CHECKS), 0, 0,
         "On a GPU: judge attention's kernels before their use, fall back where they are wrong, time those for "
-        "--attention-backend auto; auto: runs that train, once a GPU, driver and commit, unless "
-        "TRAIN_GPT_SELF_CHECK=off in the environment; always: each start",
+        "--attention-backend auto; auto: to train, once a GPU, driver and commit, unless TRAIN_GPT_SELF_CHECK=off in "
+        "the environment; always: each start",
         CONFIG_THIS_START),
     ROW(INT, device, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),

@@ -18,6 +18,7 @@ struct attention_check {
     bool rotary, biases, amax;               // what is fused into the run's calls
     float dropout;                           // --attention-dropout
     bool any_order;                          // backward's bits may differ between calls
+    bool forward_only;                       // as where nothing trains; biases and amax must be false
     bool in_fp8;                             // by cuDNN, instead of bf16
     struct fp8_attention_demands fp8;        // where in_fp8
     uint64_t cudnn;                          // fused_installed(); 0 if `backend` is not fused
@@ -37,12 +38,15 @@ static const double ATTENTION_CHECK_SHORT = 1.0 / 64;
 // The bound on the error of fp32 sums of thousands of stored values, relative to the sum of their magnitudes.
 static const double ATTENTION_CHECK_SUM = 1.0 / 1024;
 
+// The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
+enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 struct attention_judge {
     struct attention_shape shape;
     struct dropout dropout;
     struct device *dev;
     int64_t rows, row, out_row; // tokens; elements of a token in qkv, in out
     int64_t bias_num_runs;
+    int kinds; // of rows, the first of enum judge_kind, that are judged
     size_t qkv_bytes, out_bytes, saved_bytes, workspace_bytes, partial_bytes, table_bytes, rotary_bytes;
     floatX *host_qkv, *host_dout; // (rows, row), (rows, out_row)
     float *host_rotary;           // (T, D); NULL: none
@@ -130,6 +134,7 @@ static struct attention_judge judge_open(const struct attention_check *check, in
     memset(&j, 0, sizeof j);
     j.dev = dev;
     j.shape = check->shape;
+    j.kinds = check->forward_only ? JUDGE_OUT + 1 : JUDGE_KINDS;
     j.dropout.p = check->dropout;
     j.dropout.seed = 1;
     j.dropout.use = DROPOUT_ATTENTION;
@@ -186,7 +191,7 @@ static void judge_fill_with_nans(void *memory, size_t bytes, struct device *dev)
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and backward of `backend`: the check's own, with sums of biases if asked, or the simpler one. Returns
+// Runs forward and, unless forward_only, backward of `backend`: the check's own, with sums of biases if asked, or the simpler one. Returns
 // results in host memory, for results_free. Outputs are NaNs before, so that what is left out or read early shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
@@ -211,8 +216,9 @@ static struct attention_results judge_run(struct attention_judge *j, enum attent
     device_download(&results.out_amax, j->amax, sizeof results.out_amax, j->dev);
     device_zero(j->amax, sizeof *j->amax, j->dev);
     judge_fill_with_nans(j->workspace, j->workspace_bytes, j->dev);
-    attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, j->dropout, options, j->workspace,
-                       j->dev);
+    if (!check->forward_only)
+        attention_backward(j->dqkv, j->dout, j->qkv, j->out, j->saved, backend, j->shape, j->dropout, options,
+                           j->workspace, j->dev);
     device_download(results.out, j->out, j->out_bytes, j->dev);
     device_download(results.dqkv, j->dqkv, j->qkv_bytes, j->dev);
     device_download(&results.amax, j->amax, sizeof results.amax, j->dev);
@@ -228,8 +234,6 @@ static void results_free(struct attention_results *results) {
 
 // ---- Rows of results ----
 
-// The kinds of rows, head_dim elements each: a head of a token of the output or of one of the gradients.
-enum judge_kind { JUDGE_OUT, JUDGE_DQ, JUDGE_DK, JUDGE_DV, JUDGE_KINDS };
 static const char *const judge_names[JUDGE_KINDS] = {"output", "dQ", "dK", "dV"};
 // The number of heads that a token has in rows of this kind: KV heads for dK and dV, else query heads.
 static int judge_heads(const struct attention_judge *j, enum judge_kind kind) {
@@ -451,7 +455,7 @@ static void judge_by_host(char *reason, size_t size, const struct attention_judg
     const int tokens[TOKENS] = {0, 1, 63, 64, 127, 128, T / 2, T - 6, T - 5, T - 1};
     struct judge_scores s = judge_scores_open(T);
     struct judge_sample *const samples = (struct judge_sample *)judge_memory(MAX * sizeof *samples);
-    for (int k = 0; k < JUDGE_KINDS && !*reason; k++) {
+    for (int k = 0; k < j->kinds && !*reason; k++) {
         const enum judge_kind kind = (enum judge_kind)k;
         const int ends[] = {0, judge_heads(j, kind) - 1};
         int count = 0;
@@ -477,7 +481,7 @@ static void judge_by_simpler(char *reason, size_t size, const struct attention_j
                              const struct attention_results *ours, const struct attention_results *theirs,
                              const char *name, double *largest) {
     const int D = j->shape.head_dim;
-    for (int k = 0; k < JUDGE_KINDS && !*reason; k++) {
+    for (int k = 0; k < j->kinds && !*reason; k++) {
         const enum judge_kind kind = (enum judge_kind)k;
         const int heads = judge_heads(j, kind);
         const double mean = judge_mean_square(j, theirs, kind);

@@ -37,11 +37,11 @@ static void self_check_write_request(char *text, const struct attention_check *c
         text, SELF_CHECK_REQUEST,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%.9g B=%d T=%d cudnn=%" PRIx64 " fp8=%d",
+        "biases=%d amax=%d any_order=%d dropout=%.9g B=%d T=%d cudnn=%" PRIx64 " fp8=%d forward_only=%d",
         (int)getpid(), gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
         check->any_order, (double)check->dropout, sized ? s->B : 0, sized ? s->T : 0, check->cudnn,
-        self_check_fp8_bits(check));
+        self_check_fp8_bits(check), check->forward_only);
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
 static bool self_check_heads_are_valid(const struct attention_shape *s) {
@@ -51,16 +51,16 @@ static bool self_check_heads_are_valid(const struct attention_shape *s) {
 // Reads what self_check_write_request wrote. Returns false where this program can't make such a check.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
-    int backend, simpler, hides, rotary, biases, amax, any_order, fp8;
+    int backend, simpler, hides, rotary, biases, amax, any_order, fp8, forward_only;
     memset(check, 0, sizeof *check);
     const int read = sscanf(
         text,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%f B=%d T=%d cudnn=%" SCNx64 " fp8=%d",
+        "biases=%d amax=%d any_order=%d dropout=%f B=%d T=%d cudnn=%" SCNx64 " fp8=%d forward_only=%d",
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
-        &hides, &rotary, &biases, &amax, &any_order, &check->dropout, &s->B, &s->T, &check->cudnn, &fp8);
-    if (read != 19 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
+        &hides, &rotary, &biases, &amax, &any_order, &check->dropout, &s->B, &s->T, &check->cudnn, &fp8, &forward_only);
+    if (read != 20 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
         !self_check_heads_are_valid(s) || (backend == ATTENTION_FUSED && (s->B < 1 || s->T < 1)))
         return false;
     check->backend = (enum attention_backend)backend;
@@ -70,6 +70,7 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
     check->biases = biases;
     check->amax = amax;
     check->any_order = any_order;
+    check->forward_only = forward_only;
     check->in_fp8 = fp8 & 1;
     check->fp8.full = fp8 >> 1 & 1;
     check->fp8.delayed = fp8 >> 2 & 1;
@@ -504,6 +505,16 @@ static enum attention_backend self_check_agree(struct run *r, struct self_verdic
     }
     return refused;
 }
+// Returns the part of a check that the run needs: where nothing trains, only forward, without what training adds.
+static struct attention_check self_check_needed(const struct attention_check *check, const struct config *c) {
+    struct attention_check needed = *check;
+    if (config_trains(c))
+        return needed;
+    needed.forward_only = true;
+    needed.biases = needed.amax = false;
+    needed.dropout = 0;
+    return needed;
+}
 // Makes a check, unless its verdict is known. Returns false if some rank's backend is wrong; refused[] of that backend
 // is then why, in r->self_check. A missing verdict passes. Every rank calls this.
 static bool self_check_passes(struct run *r, const struct attention_check *check, const char **refused) {
@@ -517,6 +528,8 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
     self_check_write_key(key, request, &r->dev);
     const bool is_new = !s->known || !self_check_find(&verdict, s->known, key);
     if (is_new) {
+        const struct attention_check asked = self_check_needed(check, r->config);
+        self_check_write_request(request, &asked, r->dev.index);
         self_check_ask(&verdict, request);
         s->seconds += verdict.seconds;
         if (verdict.kind != SELF_CHECK_UNKNOWN)
@@ -534,11 +547,10 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
     refused[wrong] = s->refused[wrong];
     return false;
 }
-// Checks a backend where a check is wanted, of cuDNN in a run that does not train, too: a hang ends only the child.
-// Returns self_check_passes's result, or true. Every rank calls this.
+// Checks a backend where a check is wanted, in a run that does not train, too. Returns self_check_passes's result, or
+// true. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
-    const bool asks = self_check_asks(r->config, config_trains(r->config) || backend == ATTENTION_FUSED);
-    if (!r->dev.open || !parallel_largest(r->parallel, asks, "whether to check"))
+    if (!r->dev.open || !parallel_largest(r->parallel, self_check_asks(r->config, true), "whether to check"))
         return true;
     const struct attention_check check = attention_check_of(r, backend);
     return self_check_passes(r, &check, refused);
@@ -562,7 +574,8 @@ static void self_check_report(const struct run *r) {
     switch (s->last.kind) {
     case SELF_CHECK_NOT_MADE: break;
     case SELF_CHECK_RIGHT:
-        log_row("self-check", "attention's kernels are right, %s of what they should give; %s", s->last.text,
+        log_row("self-check", "attention's %skernels are right, %s of what they should give; %s",
+                config_trains(r->config) ? "" : "forward ", s->last.text,
                 is_old ? "by " SELF_CHECK_NAME " in --out" : took);
         break;
     case SELF_CHECK_WRONG: break; // then another backend was checked, or the run has ended

@@ -162,35 +162,52 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("by self_check.txt", self.row(again, "self-check"))
         self.assertEqual(losses, flash)
 
+    def answer(self, *options, **environment):
+        """Returns what a run of a trained model says, which must write nothing where it runs."""
+        model, empty = self.folder.name + "/model", self.folder.name + "/empty"
+        if not os.path.exists(model):
+            self.start("model", "--checkpoint-every", 2, "--self-check", "off", "--attention-backend", "flash")
+            os.mkdir(empty)
+        process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", model + "/checkpoints/step_00000002", *options, cwd=empty, **environment)
+        out, err = process.communicate(timeout=300)
+        self.assertEqual((process.returncode, os.listdir(empty)), (0, []), out + err)
+        return out, err
+
+    def evaluate(self, *options, **environment):
+        return self.answer("--eval-only", "--seq-length", 32, "--micro-batch-size", 1, "--val-data", self.folder.name + "/t_train_*.bin", *options, **environment)[0]
+
     def test_cudnn_is_judged_where_nothing_trains(self):
-        """An evaluation, in which cuDNN hangs or faults, and a generation go on by flash, and write nothing. Our own kernels are not judged."""
+        """An evaluation, in which cuDNN hangs or faults, and a generation go on by flash, and write nothing."""
         cudnn = {"NVTE_FUSED_ATTN": "1", "EMU_CUDNN_VERSION": "92800", "EMU_CAPABILITY": "10.0"}
-        self.start("model", "--checkpoint-every", 2, "--self-check", "off", "--attention-backend", "flash")
-        empty = self.folder.name + "/empty"
-        os.mkdir(empty)
-
-        def answer(*options, **environment):
-            process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", self.folder.name + "/model/checkpoints/step_00000002",
-                                 *options, cwd=empty, **cudnn, **environment)
-            out, err = process.communicate(timeout=300)
-            self.assertEqual((process.returncode, os.listdir(empty)), (0, []), out + err)
-            return out, err
-
-        evaluates = ["--eval-only", "--seq-length", 32, "--micro-batch-size", 1, "--val-data", self.folder.name + "/t_train_*.bin"]
         for options, environment, said in [
             ([], {}, "fused, cuDNN"),
             ([], {"EMU_FAULT": "illegal:cudnnBackendExecute"}, "flash, mma.sync .*; fused: failed the self-check: .*an illegal memory access"),
             ([], {"EMU_FAULT": "hang:cudnnBackendExecute", "TRAIN_GPT_SELF_CHECK_SECONDS": "6"}, "flash, mma.sync .*; fused: failed the self-check: it did not end within 6 s"),
             (["--attention-backend", "flash"], {"EMU_FAULT": "hang:cudnnBackendExecute"}, "flash, mma.sync "),
         ]:
-            out, _ = answer(*evaluates, *options, **environment)
-            self.assertRegex(out, "(?m)^attention +" + said)
-            self.assertNotRegex(out, "(?m)^self-check")
+            self.assertRegex(self.evaluate(*options, **cudnn, **environment), "(?m)^attention +" + said)
         generates = ["--generate", "for", "--sample-tokens", 2, "--temperature", 0]
-        text, _ = answer(*generates)
-        again, warning = answer(*generates, EMU_FAULT="illegal:cudnnBackendExecute")
+        text, _ = self.answer(*generates, **cudnn)
+        again, warning = self.answer(*generates, **cudnn, EMU_FAULT="illegal:cudnnBackendExecute")
         self.assertEqual(again, text)
         self.assertRegex(warning, "the self-check of attention by cuDNN: .*an illegal memory access")
+
+    def test_forward_is_judged_where_nothing_trains(self):
+        """Backward, which is not used there, may be wrong."""
+        def loss(said):
+            return re.search(r"validation loss ([0-9.]+)", said).group(1)
+        wgmma, mma = (self.evaluate("--flash-kernels", kernels, "--self-check", "off") for kernels in ("wgmma", "mma"))
+        self.assertNotIn("self-check", wgmma)
+        for fault, taken, right in (("forward", r"mma\.sync .*wgmma bf16 failed the self-check: its output is wrong", mma), ("backward", "wgmma ", wgmma)):
+            said = self.evaluate(EMU_FAULT=f"wrong:sm90_{fault}")
+            self.assertRegex(said, f"(?ms)^attention +flash, {taken}.*^self-check +attention's forward kernels are right, within 0.00")
+            self.assertEqual(loss(said), loss(right))
+        prompt = "--generate", "for", "--sample-tokens", 2, "--temperature", 0
+        text, warning = self.answer(*prompt)
+        self.assertEqual(warning, "")
+        again, warning = self.answer(*prompt, EMU_FAULT="wrong:sm90_forward")
+        self.assertEqual(again, text)
+        self.assertRegex(warning, "the self-check of attention by wgmma bf16: its output is wrong")
 
     def times(self, result):
         """Returns what the report says of each backend's milliseconds."""
