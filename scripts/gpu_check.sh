@@ -480,8 +480,16 @@ fp32_on_cpu() {
     shift
     [ -e "$work/$name/log.jsonl" ] || train_run "$name" 120 "$@" --precision fp32 --device cpu
 }
+# curve_options SHAPE PRECISION DEVICE: sets `kernels` to the options by which Hopper's own attention trains what it
+# takes: `auto` may find others faster. A run whose report names another attention fails.
+curve_options() {
+    kernels=()
+    if [[ $gpu == *", 9.0,"* && $1:$2:$3 =~ ^(gpt2_64|llama_128):bf16:cuda$ ]]; then
+        kernels=(--attention-backend flash --flash-kernels wgmma)
+    fi
+}
 curve() {
-    local case shape precision device name exact run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
+    local case shape precision device name exact kernels run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
     [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
     self_checks
@@ -490,7 +498,8 @@ curve() {
         small_model "$shape"
         name=curve_${shape}_$precision
         for device in cpu cuda; do
-            train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device"
+            curve_options "$shape" "$precision" "$device"
+            train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device" "${kernels[@]}"
         done
         exact=()
         if [ "$precision" = bf16 ]; then

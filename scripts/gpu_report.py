@@ -181,6 +181,14 @@ def median_of(steps, name):
     return statistics.median(numbers) if numbers else None
 
 
+def attention_of(output, options):
+    """By which attention a run says that it trains, if it does; and what is wrong if that is not what --flash-kernels names."""
+    said = re.search(r"^attention +([^(\n]*[^( \n])", output, re.MULTILINE)
+    kernels, taken = option(options, "--flash-kernels"), said[1] if said else None
+    named = {"mma": "flash, mma.sync", "wgmma": "flash, wgmma"}.get(kernels, "")
+    return taken, None if (taken or "").startswith(named) else f"--flash-kernels {kernels}, but the report has attention by {taken}"
+
+
 def measure(folder, options, ranks=1):
     """One run of train_gpt; its row of the report, and the status to exit with."""
     log, plan = os.path.join(folder, "log.jsonl"), os.path.join(folder, "plan.json")
@@ -202,6 +210,10 @@ def measure(folder, options, ranks=1):
     steps = [step for step in read_steps(log) if step["step"] > WARM_UP]
     if not steps:
         row["error"] = f"{log}: no step after the first {WARM_UP}"
+        return row, 1
+    row["attention"], wrong = attention_of(output, options)
+    if wrong:
+        row["error"] = wrong
         return row, 1
     row.update(step_ms=median_of(steps, "step_ms"), tokens_per_second=median_of(steps, "tokens_per_second"),
                peak_bytes=max(step["peak_bytes"] for step in steps), loss=steps[-1]["loss"], mfu=median_of(steps, "mfu"),

@@ -817,6 +817,8 @@ import json, os, sys
 options = dict(pair for pair in zip(sys.argv[1:], sys.argv[2:]) if pair[0].startswith("--"))
 if "--self-check" in options:
     sys.exit(print(os.environ["SELF_CHECK_SAYS"]))
+kernels = {"mma": "mma.sync"}.get(options.get("--flash-kernels"), options.get("--flash-kernels"))
+print("attention           " + os.environ.get("ATTENTION_SAYS", f"flash, {kernels} bf16 (as asked)"))
 with open(os.environ["STAND_IN_FOLDER"] + "/asked", "a") as f:
     f.write(json.dumps(options) + "\\n")
 with open(options["--plan-json"], "w") as f:
@@ -935,6 +937,30 @@ class Visit(unittest.TestCase):
         self.assertEqual(visit("curve", "train_table")[1], [("cuda", None)])
         visit("curve", status=1, said="attention           flash, mma.sync (wgmma bf16 failed the self-check: it did not end within 30 s)\n" + right)
         self.assertEqual(visit("train_table")[1], [("cuda", "mma")])
+
+    def test_curves_are_of_hoppers_attention(self):
+        """On 9.0, in bf16, of heads that it takes: a curve by another attention, as auto may choose, would show nothing of it."""
+        for capability, says, names, kernels, outcome in [("9.0", None, "gpt2_64_bf16 llama_128_bf16", "wgmma", "passed"),
+                                                          ("9.0", None, "gpt2_bf16 llama_fp32", None, "passed"),
+                                                          ("9.0", "fused, cuDNN 9.19.0 bf16 (as the fastest)", "gpt2_64_bf16", "wgmma", "failed"),
+                                                          ("9.0", "flash, mma.sync bf16 (as the fastest)", "llama_128_bf16", "wgmma", "failed"),
+                                                          ("10.0", "flash, mma.sync bf16 (by rule)", "gpt2_64_bf16", None, "passed")]:
+            open(self.folder + "/asked", "w").close()
+            environment = {"ATTENTION_SAYS": says} if says else {}
+            checks, said = self.visit("--stages", "curve", status=int(outcome == "failed"), STAND_IN_CAPABILITY=capability, **environment,
+                                      GPU_CHECK_ONLY=f"^curve_({names.replace(' ', '|')})_cuda$")
+            with open(self.folder + "/asked", encoding="utf-8") as file:
+                asked = [(run.get("--attention-backend"), run.get("--flash-kernels")) for run in map(json.loads, file)]
+            self.assertEqual(asked, [("flash" if kernels else None, kernels)] * len(names.split()))
+            for name in names.split():
+                check = checks[f"curve_{name}_cuda"]
+                self.assertEqual(check["outcome"], outcome, said)
+                if says:
+                    self.assertEqual(check["rows"][0]["attention"], says.split(" (")[0])
+                if outcome == "failed":
+                    self.assertIn("--flash-kernels wgmma, but the report has attention by " + says.split(" (")[0], check["rows"][0]["error"])
+            os.remove(f"{self.folder}/{self.id()}/gpu_check.json")
+        os.remove(self.folder + "/asked")
 
     def test_chosen_checks(self):
         """By their names, with what they need; a later call's add to them."""
