@@ -7,18 +7,20 @@
 #include "run/run.cuh"     // struct run
 
 #ifdef TARGET_CUDA
-#include "run/check_attention.cuh"   // check_attention
-#include "run/levels.h"              // build_commit
-#include "run/libraries.cuh"         // cuda_version_text, library_variant
-#include "runtime/files/file_read.h" // read_whole
-#include "runtime/machine/child.h"   // child_run
-#include "runtime/machine/say.h"     // say_warning
-#include "runtime/net/parallel.h"    // parallel_largest, parallel_share_text
-#include <inttypes.h>                // PRIx64, SCNx64
-#include <signal.h>                  // SIGSEGV
-#include <sys/stat.h>                // stat
+#include "run/check_attention.cuh"    // check_attention
+#include "run/levels.h"               // build_commit
+#include "run/libraries.cuh"          // cuda_version_text, library_variant
+#include "runtime/files/file_read.h"  // read_whole
+#include "runtime/machine/child.h"    // child_run
+#include "runtime/machine/say.h"      // say_warning
+#include "runtime/machine/text_add.h" // text_add
+#include "runtime/net/parallel.h"     // parallel_largest, parallel_share_text
+#include <inttypes.h>                 // PRIx64, SCNx64
+#include <signal.h>                   // SIGSEGV
+#include <sys/stat.h>                 // stat
 
 #define SELF_CHECK_NAME "self_check.txt"
+#define SELF_CHECK_LATE "it did not end within " // seconds follow
 enum { SELF_CHECK_REQUEST = 320, SELF_CHECK_KEY = 1280, SELF_CHECK_MAX_FILE = 1 << 20 };
 static const double SELF_CHECK_SECONDS = 60; // starting a process on a host of 8 GPUs takes up to 20
 
@@ -224,7 +226,7 @@ static bool self_check_is_fault(struct child_result result, const char *output) 
 // Writes to text (size bytes) how a child without a verdict ended; it had `limit` seconds. Trims newlines off output.
 static void self_check_explain(char *text, size_t size, struct child_result result, char *output, double limit) {
     switch (result.end) {
-    case CHILD_LATE: snprintf(text, size, "it did not end within %g s", limit); break;
+    case CHILD_LATE: snprintf(text, size, SELF_CHECK_LATE "%g s", limit); break;
     case CHILD_KILLED: snprintf(text, size, "it ended by %s", strsignal(result.status)); break;
     case CHILD_NOT_STARTED: snprintf(text, size, "no process can be started: %s", strerror(result.status)); break;
     case CHILD_EXITED:
@@ -274,7 +276,7 @@ static void self_check_ask(struct self_verdict *verdict, char *request) {
         const bool open = self_check_line(opened, sizeof opened, output, SELF_CHECK_OPEN);
         verdict->kind =
             open && self_check_is_fault(result, output) && !stop_asked() ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
-        verdict->lasts = verdict->kind == SELF_CHECK_WRONG && result.end != CHILD_LATE; // a busy host is late, too
+        verdict->lasts = verdict->kind == SELF_CHECK_WRONG && result.end != CHILD_LATE;
         self_check_explain(text, size, result, output, limit);
     }
     free(output);
@@ -338,8 +340,9 @@ static void self_check_read(struct run *r) {
     free(data);
 }
 // Sets *verdict from the last line of `known` (kind, tab, text, tab, key) that has the key. Returns whether one has it.
+// A line of kind "late" gives WRONG that does not last.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
-    static const char *const kinds[] = {"right", "wrong"};
+    static const char *const kinds[] = {"right", "wrong", "late"};
     bool found = false;
     for (const char *line = known; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         const size_t length = strcspn(line, "\n"), kind = strcspn(line, "\t\n");
@@ -351,12 +354,12 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
         if (line_key > line + length || strlen(key) != (size_t)(line + length - line_key) ||
             strncmp(line_key, key, strlen(key)) != 0)
             continue;
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 3; i++)
             if (strncmp(line, kinds[i], kind) == 0 && kind == strlen(kinds[i])) {
                 verdict->kind = i == 0 ? SELF_CHECK_RIGHT : SELF_CHECK_WRONG;
                 snprintf(verdict->text, sizeof verdict->text, "%.*s", (int)text, rest);
                 verdict->seconds = 0;
-                verdict->lasts = true;
+                verdict->lasts = i < 2;
                 found = true;
             }
     }
@@ -365,10 +368,29 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
 // Appends a verdict, RIGHT or WRONG, to *lines (NULL where there are none yet), which the caller frees at the end.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
-    if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", verdict->kind == SELF_CHECK_RIGHT ? "right" : "wrong",
-                 verdict->text, key) < 0)
+    const char *const kind = verdict->kind == SELF_CHECK_RIGHT ? "right" : verdict->lasts ? "wrong" : "late";
+    if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", kind, verdict->text, key) < 0)
         fail("out of memory");
     free(before);
+}
+// Sets *verdict as self_check_find does. Returns whether the verdict holds: not if one start was late (then *was_late
+// is true), which a busy host explains, too, nor if two were, but had fewer seconds than there are now.
+static bool self_check_recall(struct self_verdict *verdict, bool *was_late, const char *known, const char *key) {
+    double limit = INFINITY;
+    const bool found = known && self_check_find(verdict, known, key);
+    const char *const late = found && verdict->kind == SELF_CHECK_WRONG ? strstr(verdict->text, SELF_CHECK_LATE) : NULL;
+    *was_late = found && !verdict->lasts;
+    if (late)
+        limit = strtod(late + strlen(SELF_CHECK_LATE), NULL);
+    return found && verdict->lasts && limit >= self_check_limit();
+}
+// Makes a new verdict of a late check last if the last start was late, too.
+static void self_check_count_late(struct self_verdict *verdict, bool was_late) {
+    if (verdict->kind != SELF_CHECK_WRONG || verdict->lasts || !was_late)
+        return;
+    verdict->lasts = true;
+    text_add(verdict->text, sizeof verdict->text,
+             ", as in the start before; more TRAIN_GPT_SELF_CHECK_SECONDS, or no " SELF_CHECK_NAME ", check again");
 }
 static const char *self_check_backend_name(enum attention_backend backend, const struct device *dev) {
     switch (backend) {
@@ -515,6 +537,11 @@ static struct attention_check self_check_needed(const struct attention_check *ch
     needed.dropout = 0;
     return needed;
 }
+// Whether a new verdict goes to the file in --out.
+static bool self_check_is_kept(const struct self_verdict *verdict, const struct config *c) {
+    const bool counts = verdict->kind == SELF_CHECK_WRONG || (verdict->kind == SELF_CHECK_RIGHT && verdict->lasts);
+    return counts && c->device.self_check == CHECK_AUTO;
+}
 // Makes a check, unless its verdict is known. Returns false if some rank's backend is wrong; refused[] of that backend
 // is then why, in r->self_check. A missing verdict passes. Every rank calls this.
 static bool self_check_passes(struct run *r, const struct attention_check *check, const char **refused) {
@@ -526,17 +553,21 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
     struct self_verdict verdict;
     self_check_write_request(request, check, r->dev.index);
     self_check_write_key(key, request, &r->dev);
-    const bool is_new = !s->known || !self_check_find(&verdict, s->known, key);
+    bool was_late;
+    const bool is_new = !self_check_recall(&verdict, &was_late, s->known, key);
     if (is_new) {
         const struct attention_check asked = self_check_needed(check, r->config);
         self_check_write_request(request, &asked, r->dev.index);
         self_check_ask(&verdict, request);
+        self_check_count_late(&verdict, was_late);
         s->seconds += verdict.seconds;
+        struct self_verdict here = verdict;
+        here.lasts = true; // in this start
         if (verdict.kind != SELF_CHECK_UNKNOWN)
-            self_check_add(&s->known, &verdict, key);
+            self_check_add(&s->known, &here, key);
     }
     const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
-    if (is_new && verdict.kind != SELF_CHECK_UNKNOWN && verdict.lasts && r->config->device.self_check == CHECK_AUTO)
+    if (is_new && self_check_is_kept(&verdict, r->config))
         self_check_add(&s->found, &verdict, key);
     if (backend != ATTENTION_FUSED || verdict.kind == SELF_CHECK_UNKNOWN)
         s->last = verdict;

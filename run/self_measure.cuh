@@ -191,7 +191,7 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
         if ((i != (int)m->rule && !m->others[i]) || measure_read_line(verdict, output, i))
             continue;
         verdict->kind = i == (int)culprit ? SELF_CHECK_WRONG : SELF_CHECK_UNKNOWN;
-        verdict->lasts = result.end != CHILD_LATE; // a busy host is late, too
+        verdict->lasts = result.end != CHILD_LATE;
         if (i == (int)culprit) {
             char why[200];
             self_check_explain(why, sizeof why, result, output, limit);
@@ -206,31 +206,39 @@ static void measure_ask(struct self_verdict *verdicts, struct self_check *s, con
 static void measure_write_key(char *key, const char *request_key, int backend) {
     snprintf(key, SELF_CHECK_KEY, "%.*s; time of %d", SELF_CHECK_KEY - 32, request_key, backend);
 }
-// Sets the verdicts (zeroed before) of all backends to compare: from known lines or, if one has none, by a child, whose
-// verdicts go to s->found. Starts no child if one is known to be wrong: refuse it first. Returns whether each has one.
-static bool measure_here(struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
+// Sets the verdicts (zeroed before) of all backends to compare: from known lines or, if one has none, by a child. Starts
+// no child if one is known to be wrong: refuse it first. Returns whether each has one. *is_new: a child has given them.
+static bool measure_here(struct self_verdict *verdicts, bool *is_new, struct run *r, const struct measure_request *m) {
     struct self_check *s = &r->self_check;
     char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
-    bool known = true, wrong = false;
+    bool known = true, wrong = false, was_late[ATTENTION_BACKENDS_COUNT] = {false};
     measure_write_request(request, m, r->dev.index);
     self_check_write_key(base, request, &r->dev);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
         if (i == (int)m->rule || m->others[i]) {
             measure_write_key(key, base, i);
-            const bool found = s->known && self_check_find(&verdicts[i], s->known, key);
+            const bool found = self_check_recall(&verdicts[i], &was_late[i], s->known, key);
             known = known && found;
             wrong = wrong || (found && verdicts[i].kind == SELF_CHECK_WRONG);
         }
     if (known || wrong)
         return known;
     measure_ask(verdicts, s, m, request);
+    *is_new = true;
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
-        if ((i == (int)m->rule || m->others[i]) && verdicts[i].kind != SELF_CHECK_UNKNOWN && verdicts[i].lasts &&
-            r->config->device.self_check == CHECK_AUTO) {
-            measure_write_key(key, base, i);
-            self_check_add(&s->found, &verdicts[i], key);
-        }
+        self_check_count_late(&verdicts[i], was_late[i]);
     return !*s->measured.missing;
+}
+// Adds new verdicts, on which ranks have agreed, to s->found.
+static void measure_keep(const struct self_verdict *verdicts, struct run *r, const struct measure_request *m) {
+    char request[SELF_CHECK_REQUEST], base[SELF_CHECK_KEY], key[SELF_CHECK_KEY];
+    measure_write_request(request, m, r->dev.index);
+    self_check_write_key(base, request, &r->dev);
+    for (int i = 0; i < ATTENTION_BACKENDS_COUNT; i++)
+        if ((i == (int)m->rule || m->others[i]) && self_check_is_kept(&verdicts[i], r->config)) {
+            measure_write_key(key, base, i);
+            self_check_add(&r->self_check.found, &verdicts[i], key);
+        }
 }
 
 // Returns a backend's milliseconds on the slowest rank, or 0 if any rank has no complete times. Every rank calls this.
@@ -251,20 +259,28 @@ static void measure_agree_on_missing(struct run *r) {
     else if (!*m->missing && without > 0)
         snprintf(m->missing, sizeof m->missing, "rank %d could not measure it", without - 1);
 }
-// Whether any rank found a backend wrong; then refused[backend] is the reason, in r->self_check. Every rank calls this.
-static bool measure_refuse(struct run *r, const struct self_verdict *verdict, enum attention_backend backend,
+// Whether any rank found a backend wrong; then *verdict is WRONG, and refused[backend] is the reason, in r->self_check.
+// Every rank calls this.
+static bool measure_refuse(struct run *r, struct self_verdict *verdict, enum attention_backend backend,
                            const char **refused) {
     struct self_check *s = &r->self_check;
     char *const text = s->measured.left_out[backend];
     const size_t size = sizeof s->measured.left_out[backend];
-    const bool wrong = verdict->kind == SELF_CHECK_WRONG;
-    const int rank = parallel_largest(r->parallel, wrong ? r->config->rank + 1 : 0, "the time of attention");
-    if (rank == 0)
+    const bool wrong = verdict->kind == SELF_CHECK_WRONG, failed = wrong && strncmp(verdict->text, "failed", 6) == 0;
+    const int rank = r->config->rank, mine = wrong ? 4 * (rank + 1) + 2 * failed + verdict->lasts : 0;
+    const int worst = parallel_largest(r->parallel, mine, "the time of attention");
+    if (worst == 0)
         return false;
-    if (wrong)
-        snprintf(text, size, "%s", verdict->text);
-    else
-        snprintf(text, size, "rank %d can't take it", rank - 1);
+    if (failed && rank > 0)
+        say_warning("rank %d, the time of attention by %s: %s", rank, self_check_backend_name(backend, &r->dev),
+                    verdict->text);
+    if (!wrong) {
+        verdict->kind = SELF_CHECK_WRONG;
+        verdict->lasts = worst % 2;
+        snprintf(verdict->text, sizeof verdict->text,
+                 worst & 2 ? "failed the self-check: rank %d found it wrong" : "rank %d can't take it", worst / 4 - 1);
+    }
+    snprintf(text, size, "%s", verdict->text);
     if (strncmp(text, "failed", 6) == 0) // a fallback, which log.jsonl has, too
         memcpy(s->refused[backend], text, size);
     refused[backend] = text;
@@ -325,7 +341,8 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
     if (!parallel_largest(r->parallel, measure_others_bits(&m) != 0, "the time of attention"))
         return result;
     memset(verdicts, 0, sizeof verdicts);
-    const bool complete = measure_others_bits(&m) != 0 && measure_here(verdicts, r, &m);
+    bool is_new = false;
+    const bool complete = measure_others_bits(&m) != 0 && measure_here(verdicts, &is_new, r, &m);
     parallel_barrier(r->parallel, "the time of attention"); // the children may take longer than agreement
     measure_agree_on_missing(r);
     enum attention_backend fastest = rule;
@@ -334,6 +351,8 @@ static enum self_measure_result self_measure(struct run *r, enum attention_backe
             result = SELF_MEASURE_REFUSED;
         measured->ms[i] = measure_slowest_ms(r, &verdicts[i], complete);
     }
+    if (is_new)
+        measure_keep(verdicts, r, &m);
     for (int i = 0; i < ATTENTION_BACKENDS_COUNT && measured->ms[rule] > 0; i++)
         if (measured->ms[i] > 0 && measured->ms[i] * SELF_MEASURE_GAIN < measured->ms[rule] &&
             measured->ms[i] < measured->ms[fastest])

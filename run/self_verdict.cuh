@@ -12,7 +12,7 @@ struct self_verdict {
     enum self_verdict_kind kind;
     char text[240];
     double seconds; // that the check took; 0: the verdict is known from before
-    bool lasts;     // it is kept for later starts
+    bool lasts;     // it is kept for later starts; WRONG that does not last: the check was late
 };
 struct self_measured {
     double ms[ATTENTION_BACKENDS_COUNT];          // forward and backward of a layer; 0: not measured

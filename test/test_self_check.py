@@ -126,6 +126,41 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(list(self.refused[0]), ["wgmma bf16"])
         self.assertRegex(self.refused[0]["wgmma bf16"], "failed the self-check: its dQ is wrong")
 
+    def test_late_twice_is_kept(self):
+        """A host that was busy once costs one start's speed; kernels that hang cost two starts' waits. More seconds check again."""
+        late = {"EMU_FAULT": "hang:sm90_forward", "TRAIN_GPT_SELF_CHECK_SECONDS": "3"}
+
+        def start(said, **environment):
+            result, _ = self.start("late", "--flash-kernels", "wgmma", "--train-steps", 1, **environment)
+            self.assertRegex(self.row(result, "attention "), said)
+            with open(path, encoding="utf-8") as file:
+                return [line.split("\t")[0] for line in file if " simpler=" in line], self.row(result, "self-check")
+        path = self.folder.name + "/late/self_check.txt"
+        self.assertEqual(start("mma.sync .*it did not end within 3 s", **late)[0], ["late", "right"])
+        shutil.copy(path, path + ".once")
+        self.assertEqual(start("flash, wgmma")[0], ["late", "right", "right"])
+        os.replace(path + ".once", path)
+        kept = "mma.sync .*it did not end within 3 s, as in the start before; more TRAIN_GPT_SELF_CHECK_SECONDS, or no self_check.txt, check again"
+        self.assertEqual(start(kept, **late)[0], ["late", "right", "wrong"])
+        kinds, row = start(kept, TRAIN_GPT_SELF_CHECK_SECONDS="3")
+        self.assertEqual(kinds, ["late", "right", "wrong"])
+        self.assertIn("by self_check.txt", row)
+        self.assertEqual(start("flash, wgmma")[0], ["late", "right", "wrong", "right"])
+
+    def test_a_wrong_candidate_of_a_rank_is_kept(self):
+        """Of cuDNN, which fails while it is timed, on one of two ranks: the next start does not go by the other rank's time."""
+        cudnn = {"NVTE_FUSED_ATTN": "1", "TRAIN_GPT_SELF_CHECK_SECONDS": "6"}
+        cases = {"illegal": [(["wrong"], True), (["wrong"], False)], "hang": [(["late"], True), (["late", "wrong"], True), (["late", "wrong"], False)]}
+        for fault, starts in chosen(list(cases.items()), [("illegal", cases["illegal"])]):
+            for kinds, is_new in starts:
+                said, statuses = self.ranks(fault, "--train-steps", 1, environments=(cudnn, {**cudnn, "EMU_FAULT": fault + ":cudnnBackendExecute"}))
+                self.assertEqual(statuses, [0, 0], said)
+                self.assertRegex(said[0], "(?m)^attention +flash, .*; fused: failed the self-check: rank 1 found it wrong")
+                self.assertIn("rank 1, the time of attention by cuDNN: failed the self-check: ", said[1])
+                self.assertEqual("by self_check.txt in --out" in re.search("(?m)^attention's time.*", said[0])[0], not is_new)
+                with open(f"{self.folder.name}/{fault}/self_check.txt", encoding="utf-8") as file:
+                    self.assertEqual([line.split("\t")[0] for line in file if "time of 4" in line], kinds)
+
     def test_unfused_is_what_is_left(self):
         result, _ = self.start("unfused", EMU_FAULT="wrong:flash", EMU_CAPABILITY="8.0")
         self.assertRegex(self.row(result, "attention"), r"unfused, .*\(flash: failed the self-check: ")
