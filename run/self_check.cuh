@@ -315,7 +315,8 @@ static void self_check_write_key(char *key, const char *request, struct device *
              libraries, program, strstr(request, " backend="));
 }
 
-// Sets r->self_check.known to the text of rank 0's verdicts, or "". Ends the program on errors. Every rank calls this.
+// Sets r->self_check.known to the text of rank 0's verdicts, or "", as where the file can't be read. Every rank calls
+// this.
 static void self_check_read(struct run *r) {
     char path[PATH_MAX];
     struct self_check *s = &r->self_check;
@@ -328,7 +329,7 @@ static void self_check_read(struct run *r) {
         access(path, F_OK) == 0) {
         const char *const problem = read_whole(&data, &bytes, SELF_CHECK_MAX_FILE, path, "a list of verdicts", &error);
         if (problem && config_trains(r->config)) // other runs may find another's folder
-            fail("%s; --self-check=off starts without that file", problem);
+            say_warning("%s; this start checks this GPU again", problem);
     }
     if (r->parallel)
         s->known =

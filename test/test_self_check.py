@@ -161,6 +161,20 @@ class SelfCheck(unittest.TestCase):
                 with open(f"{self.folder.name}/{fault}/self_check.txt", encoding="utf-8") as file:
                     self.assertEqual([line.split("\t")[0] for line in file if "time of 4" in line], kinds)
 
+    def test_a_file_of_verdicts_that_can_not_be_read_is_none(self):
+        """A folder in its place, or a file that is too large. A generation, which may find another run's folder, says nothing."""
+        for name, warns in (("folder", "self_check.txt: is a folder"), ("large", "self_check.txt: .*1048577")):
+            path = f"{self.folder.name}/{name}/self_check.txt"
+            os.makedirs(path if name == "folder" else os.path.dirname(path))
+            if name == "large":
+                with open(path, "wb") as file:
+                    file.write(b"x" * 1048577)
+            result, _ = self.start(name, "--flash-kernels", "mma", "--train-steps", 1)
+            self.assertRegex(self.row(result, "self-check"), r"kernels are right, .*; \d+\.\d\d s$")
+            self.assertRegex(result.stderr, warns + ".*; this start checks this GPU again")
+            _, warning = self.answer("--generate", "for", "--sample-tokens", 1, "--out", f"{self.folder.name}/{name}")
+            self.assertEqual(warning, "")
+
     def test_unfused_is_what_is_left(self):
         result, _ = self.start("unfused", EMU_FAULT="wrong:flash", EMU_CAPABILITY="8.0")
         self.assertRegex(self.row(result, "attention"), r"unfused, .*\(flash: failed the self-check: ")
