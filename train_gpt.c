@@ -116,7 +116,6 @@ static int run_training(struct run *r) {
     open_saver(r);
     graphs_recall(r);
     self_check_save(r);
-    r->device_watch = watch_device(&r->dev);
     watched(r, tune_matmuls);
     watched(r, check_parts);
     watched(r, find_peak);
@@ -132,7 +131,6 @@ static int run_training(struct run *r) {
         mend_best(r);
         train(r);
     }
-    long_wait_close(r->device_watch);
     finish_save(r);
     report_epochs_trained(r);
     parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end all ranks when the first one ends

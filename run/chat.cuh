@@ -90,6 +90,7 @@ static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
     struct gpt *m = chat->r->model;
     struct sampler *sampler = &chat->r->sampler;
     int fed = 0;
+    long_wait_begin(sampler->watch);
     if (chat->count == 0) {
         fed = count < m->generation.prompt_tokens ? count : m->generation.prompt_tokens;
         memset(sampler->fed, 0, (size_t)m->generation.prompt_tokens * sizeof *sampler->fed);
@@ -101,6 +102,7 @@ static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
         const int32_t position = chat->count++;
         chat->logits = gpt_decode(m, tokens + fed, &position);
     }
+    long_wait_end(sampler->watch);
 }
 
 static bool chat_stops(const struct chat *chat, int32_t token) {
@@ -226,7 +228,7 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
         fail("--chat-system: the model's chats have no system turn (%s); say it in the first turn", path);
     const char *system = *c->evaluation.chat_system ? c->evaluation.chat_system : chat->format.default_system;
     chat->system = system ? text_copy(system) : NULL;
-    sampler_open(&r->sampler, r->model);
+    sampler_open(&r->sampler, r->model, r->device_watch);
 }
 
 // Reads a turn from stdin: a line, and the next line if it ends in a backslash. Prompts a terminal. Returns the turn,

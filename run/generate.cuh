@@ -14,7 +14,7 @@ static void open_training_samples(struct run *r) {
     r->prompt_tokens = (int *)calloc((size_t)c->evaluation.sample_count, sizeof *r->prompt_tokens);
     if (!r->samples || !r->prompt_tokens)
         fail("out of memory for samples");
-    sampler_open(&r->sampler, r->model);
+    sampler_open(&r->sampler, r->model, r->device_watch);
     for (int i = 0; i < c->evaluation.sample_count; i++)
         r->prompt_tokens[i] = 1;
 }
@@ -163,7 +163,7 @@ static void read_prompts(struct run *r, struct config *c) {
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->evaluation.sample_tokens, end = r->vocabulary.end_of_text;
-    sampler_open(&r->sampler, r->model);
+    sampler_open(&r->sampler, r->model, r->device_watch);
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked)) {
         say_warning("%s: the run ends without a result", strsignal(signals_stop_requested()));
         return EXIT_STOPPED;

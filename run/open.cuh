@@ -2,6 +2,7 @@
 #pragma once
 #include "config/config_file.h"       // config_write_json
 #include "run/adapter_targets.cuh"    // adapters_resolve
+#include "run/check_deadline.cuh"     // deadline_begin
 #include "run/fp8_report.cuh"         // fp8_attention_passes
 #include "run/other_tokenizer.h"      // check_tokenizers
 #include "run/plan_page.cuh"          // plan_write_picture, plan_write_page
@@ -31,6 +32,7 @@ static void check_fp8(const struct run *r) {
 static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     const struct config *c = r->config;
     static const char option[] = "--fp8-dot-product-attention";
+    static const struct timed_check check = {"FP8 attention by cuDNN", "leave out --fp8-dot-product-attention"};
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
     const char *refused[ATTENTION_BACKENDS_COUNT];
     char reason[256];
@@ -49,7 +51,9 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     fp8_attention_unavailable_reason(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
     if (*reason)
         fail("%s %s; or leave %s out", option, reason, option);
+    deadline_begin(r, &check, 0);
     fp8_attention_check(reason, sizeof reason, shape, fp8_attention_demands_of(c), &r->dev);
+    long_wait_end(r->device_watch);
     if (*reason)
         fail("%s, by %s: %s; install another cuDNN, or leave %s out", option, fp8_attention_describe(&r->dev), reason,
              option);
@@ -83,8 +87,8 @@ static void check_threads(const struct run *r) {
         fail("OMP_STACKSIZE gives threads stacks of %zu KiB, and at least %d KiB are needed; unset it or raise it",
              least >> 10, STACK_BYTES >> 10);
 }
-// Opens the device, except in a plan, and the matmul library; close_run closes both. On the CPU also starts OpenMP's
-// threads, except in a plan. Ends the program if one of these fails, or if the run's FP8 is not supported.
+// Opens the device and its watch, except in a plan, and the matmul library; close_run closes all. On the CPU starts
+// OpenMP's threads, except in a plan. Ends the program if one of these fails, or if the run's FP8 is not supported.
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = threads_to_take(r);
@@ -92,9 +96,11 @@ static void open_device(struct run *r) {
     omp_set_num_threads(r->dev.threads);
     check_threads(r);
     r->dev.planned = planned_capability(c);
-    if (!c->memory.plan)
+    if (!c->memory.plan) {
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c, &r->dev) == COLLECTIVES_HOST);
+        r->device_watch = watch_device(&r->dev);
+    }
     r->dev.matmul = matmul_create(&r->dev);
     check_fp8(r);
 }
@@ -144,6 +150,15 @@ static bool passes_with_flash(struct run *r, struct attention_demands *demands) 
     return self_check_attention(r, ATTENTION_FLASH, demands->refused) &&
            (demands->fastest == ATTENTION_FUSED || self_check_attention(r, ATTENTION_FUSED, demands->refused));
 }
+// Returns attention_choose's result, under a deadline: it may compare fused with flash in this process.
+static struct attention_choice choose_in_time(struct run *r, enum attention_backend wanted,
+                                              struct attention_shape shape, struct attention_demands demands) {
+    static const struct timed_check check = {"attention by cuDNN", "--attention-backend flash does not ask for it"};
+    deadline_begin(r, &check, 0);
+    const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
+    long_wait_end(r->device_watch);
+    return choice;
+}
 // Chooses the backend that --attention-backend names or, for auto, the fastest that all ranks can use and none finds
 // wrong on its GPU. Ends the program if none is left. The device must be open, except in a plan. Every rank calls this.
 static struct attention_choice choose_attention(struct run *r) {
@@ -166,7 +181,7 @@ static struct attention_choice choose_attention(struct run *r) {
         if (!may_fuse && parallel_largest(r->parallel, attention_may_check_fused(wanted, shape, demands, &r->dev),
                                           "attention by cuDNN"))
             may_fuse = passes_with_flash(r, &demands);
-        const struct attention_choice choice = attention_choose(wanted, shape, demands, &r->dev);
+        const struct attention_choice choice = choose_in_time(r, wanted, shape, demands);
         const int without = rank_without_fused(r, &choice);
         if (without >= 0) {
             snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
@@ -266,6 +281,16 @@ static void choose_plan(struct run *r) {
     choose_loss_chunk(r);
     create_model(r);
 }
+// Sets r->rates, by measurements where no data sheet has them, under a deadline. r->fit is set.
+static void find_rates(struct run *r) {
+    const struct config *c = r->config;
+    static const struct timed_check check = {
+        "the measurement of this GPU's rates",
+        "any --recompute-granularity but auto needs none, and --bus-gbps says how fast copies are"};
+    deadline_begin(r, &check, 0);
+    r->rates = fit_rates_of(c, c->memory.plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
+    long_wait_end(r->device_watch);
+}
 // Chooses attention's backend and what options leave open (in r->own), and plans r->model; allocates none. Writes
 // --plan-json and --plan-picture. Ends the program if --plan exceeds budgets. Needs open_device. All ranks call this.
 static void plan_model(struct run *r) {
@@ -275,7 +300,7 @@ static void plan_model(struct run *r) {
     check_fp8_attention(r, r->attention.backend);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->memory.plan || (c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
-        r->rates = fit_rates_of(c, c->memory.plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
+        find_rates(r);
     r->asked = *c;
     choose_plan(r);
     if (c->memory.plan)
@@ -427,7 +452,7 @@ static void find_peak(struct run *r) {
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
-// Closes and frees what the run has opened, except tasks, log and watch. r->model is planned. Waits for a save.
+// Closes and frees what the run has opened, except tasks and log. r->model is planned. Waits for a save.
 static void close_run(struct run *r) {
     saver_close(&r->saver);
     dataloader_close(r->train);
@@ -437,6 +462,7 @@ static void close_run(struct run *r) {
     if (r->model->zero.collectives)
         collectives_close(&r->collectives, &r->dev);
     gpt_destroy(r->model);
+    long_wait_close(r->device_watch);
     matmul_destroy(r->dev.matmul);
     attention_close(&r->dev);
     device_close(&r->dev);

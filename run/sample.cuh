@@ -1,5 +1,6 @@
 // Draws the next token of each sequence from the logits, and generates texts token by token through the KV cache.
 #pragma once
+#include "run/long_wait.h"         // long_wait_begin
 #include "run/model.cuh"           // gpt_prefill, gpt_decode
 #include "kernels/random.cuh"      // random_uniform
 #include "kernels/vector_math.cuh" // vector_expf
@@ -141,12 +142,14 @@ static int sample_token(const float *logits, int V, double temperature, int top_
 }
 
 struct sampler {
-    int32_t *fed;       // (sequences, prompt_tokens): the prompts, then (sequences) current tokens
-    int32_t *positions; // (sequences) of the current tokens
-    floatX *row;        // (Vp) logits in the device's type
-    float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
+    int32_t *fed;            // (sequences, prompt_tokens): the prompts, then (sequences) current tokens
+    int32_t *positions;      // (sequences) of the current tokens
+    floatX *row;             // (Vp) logits in the device's type
+    float *logits;           // (3, Vp) of one sequence, then sample_token's scratch
+    struct long_wait *watch; // of the waits for logits; NULL: none
 };
-static void sampler_open(struct sampler *sampler, const struct gpt *m) {
+static void sampler_open(struct sampler *sampler, const struct gpt *m, struct long_wait *watch) {
+    sampler->watch = watch;
     sampler->fed =
         (int32_t *)calloc((size_t)m->generation.sequences * (size_t)m->generation.prompt_tokens, sizeof *sampler->fed);
     sampler->positions = (int32_t *)calloc((size_t)m->generation.sequences, sizeof *sampler->positions);
@@ -167,7 +170,9 @@ static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const f
                            uint64_t stream) {
     const struct config *c = &m->config;
     const int Vp = m->shape.Vp;
+    long_wait_begin(sampler->watch);
     device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
+    long_wait_end(sampler->watch);
 #pragma omp simd
     for (int i = 0; i < Vp; i++)
         sampler->logits[i] = to_float(sampler->row[i]);
@@ -193,6 +198,7 @@ static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens
     for (int i = 0; i < n - longest; i++) {
         if (stop && stop())
             return false;
+        long_wait_begin(sampler->watch); // for an upload; sample_next goes on with it
         logits = i == 0 ? gpt_prefill(m, sampler->fed, lengths) : gpt_decode(m, sampler->fed, sampler->positions);
         for (int b = 0; b < B; b++) {
             const int t = lengths[b] + i; // the new token's position

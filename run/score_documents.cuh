@@ -184,7 +184,9 @@ static int score_batches(struct run *r, struct score_batch *b, const struct scor
     struct batch inputs = batch_of(b->inputs, b->targets);
     inputs.document_starts = b->document_starts;
     fill_batch(b, c, s->documents + first, n, first_row);
+    long_wait_begin(r->device_watch);
     gpt_score(r->model, inputs, scores);
+    long_wait_end(r->device_watch);
     memset(mine, 0, (size_t)s->most * sizeof *mine);
     for (int i = 0; i < n; i++)
         mine[i] = score_of(b, s->documents[first + i], first_row, c->model.seq_length);

@@ -544,7 +544,7 @@ static bool self_check_is_kept(const struct self_verdict *verdict, const struct 
     return counts && c->device.self_check == CHECK_AUTO;
 }
 // Makes a check, unless its verdict is known. Returns false if some rank's backend is wrong; refused[] of that backend
-// is then why, in r->self_check. A missing verdict passes. Every rank calls this.
+// is then why, in r->self_check. A missing verdict passes, but not cuDNN by auto. Every rank calls this.
 static bool self_check_passes(struct run *r, const struct attention_check *check, const char **refused) {
     struct self_check *s = &r->self_check;
     const enum attention_backend backend = check->backend;
@@ -554,7 +554,7 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
     struct self_verdict verdict;
     self_check_write_request(request, check, r->dev.index);
     self_check_write_key(key, request, &r->dev);
-    bool was_late;
+    bool was_late, missing = false;
     const bool is_new = !self_check_recall(&verdict, &was_late, s->known, key);
     if (is_new) {
         const struct attention_check asked = self_check_needed(check, r->config);
@@ -562,13 +562,17 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
         self_check_ask(&verdict, request);
         self_check_count_late(&verdict, was_late);
         s->seconds += verdict.seconds;
+        missing = verdict.kind == SELF_CHECK_UNKNOWN;
+        if (missing && backend == ATTENTION_FUSED && !check->in_fp8 &&
+            r->config->attention.attention_backend == BACKEND_AUTO)
+            verdict.kind = SELF_CHECK_WRONG; // this process would compare cuDNN itself, and may hang
         struct self_verdict here = verdict;
         here.lasts = true; // in this start
         if (verdict.kind != SELF_CHECK_UNKNOWN)
             self_check_add(&s->known, &here, key);
     }
     const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
-    if (is_new && self_check_is_kept(&verdict, r->config))
+    if (is_new && !missing && self_check_is_kept(&verdict, r->config))
         self_check_add(&s->found, &verdict, key);
     if (backend != ATTENTION_FUSED || verdict.kind == SELF_CHECK_UNKNOWN)
         s->last = verdict;

@@ -33,7 +33,11 @@ static double validate_set(struct run *r, double *targets) {
         fail("out of memory");
     dataloader_seek(r->val, 0);
     for (int i = 0; i < steps && !stop; i += c->ranks) {
-        stop = share_losses(r, losses, gpt_evaluate(r->model, validation_batch(r, i + c->rank)));
+        const struct batch batch = validation_batch(r, i + c->rank);
+        long_wait_begin(r->device_watch);
+        const struct loss_sum mine = gpt_evaluate(r->model, batch);
+        long_wait_end(r->device_watch);
+        stop = share_losses(r, losses, mine);
         for (int k = i; k < i + c->ranks && k < steps; k++) {
             loss.sum += losses[k - i].sum;
             loss.count += losses[k - i].count;

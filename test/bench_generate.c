@@ -133,7 +133,7 @@ static void open_model(struct bench *x) {
     c->training.micro_batch_size = 1;
     x->m = gpt_create(c, policy_keep_all(c->model.num_layers), ATTENTION_FLASH, &x->dev);
     gpt_allocate(x->m);
-    sampler_open(&x->sampler, x->m);
+    sampler_open(&x->sampler, x->m, NULL);
     x->lengths = (int *)calloc((size_t)x->m->generation.sequences, sizeof *x->lengths);
     x->a = (float *)device_allocate(3 * (size_t)TRIAD_ELEMENTS * sizeof *x->a);
     if (!x->lengths || !x->a)

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 import unittest
 
 from environment import chosen, free_port, long_test
@@ -31,11 +32,11 @@ class SelfCheck(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def popen(self, *arguments, cwd=None, **environment):
+    def popen(self, *arguments, cwd=None, stdin=None, **environment):
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("EMU_", "TRAIN_GPT_SELF_CHECK"))}
         # With one multiprocessor, the check takes one tile of tokens and the rest of a second one.
         clean["EMU_MULTIPROCESSORS"] = "1"
-        return subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+        return subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
                                 env={**clean, "EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "0", "EMU_SLOW": "flash", **environment})
 
     def begin(self, name, *arguments, **environment):
@@ -348,6 +349,47 @@ class SelfCheck(unittest.TestCase):
             result, _ = self.start("hangs", "--flash-kernels", "wgmma", *options, EMU_FAULT="hang:" + fault, TRAIN_GPT_SELF_CHECK_SECONDS="3")
             self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
             self.assertRegex(result.stderr, "self-check: " + said.replace("did", r"did not end on this GPU within 3\S*"))
+
+    def test_cudnn_without_a_verdict_is_left_out(self):
+        """Only --attention-backend fused goes on with it, and the run's own comparison then has a deadline."""
+        cudnn = {"NVTE_FUSED_ATTN": "1", "EMU_CAPABILITY": "10.0", "TRAIN_GPT_SELF_CHECK_SECONDS": "1e-9", "EMU_FAULT": "hang:cudnnBackendExecute"}
+        result, _ = self.start("no_verdict", **cudnn)
+        self.assertRegex(self.row(result, "attention "), r"flash, mma\.sync .*; fused: failed the self-check: it did not end within 1e-09 s")
+        self.assertIn("cuDNN", self.refused[0])
+        asked, _ = self.start("no_verdict", "--attention-backend", "fused", **cudnn)
+        self.assertEqual(asked.returncode, 2, asked.stdout + asked.stderr)
+        self.assertRegex(asked.stderr, "self-check: attention by cuDNN did not end on this GPU within 1 s: .* the newest first: cuDNN's attention, ")
+
+    def test_rates_have_a_deadline(self):
+        """On a GPU without a data sheet auto measures a product and copies before anything is checked."""
+        result, _ = self.start("rates", "--recompute-granularity", "auto", EMU_FAULT="hang:cublasLtMatmul", TRAIN_GPT_SELF_CHECK_SECONDS="1e-9")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "self-check: the measurement of this GPU's rates did not .*the newest first: cublasLtMatmul")
+
+    def test_what_does_not_train_is_watched(self):
+        """Evaluation, scores, generation and chat."""
+        self.start("asked_model", "--checkpoint-every", 2, "--self-check", "off")
+        model, text = self.folder.name + "/asked_model/checkpoints/step_00000002", self.folder.name + "/text.txt"
+        with open(model + "/chat_format.json", "w", encoding="utf-8") as file:
+            turn = {"before": "", "after": "\n"}
+            json.dump({"version": 1, "begin": "", "roles": {"system": turn, "user": turn, "assistant": turn}, "default_system": None,
+                       "trim": False, "stop": ["<|endoftext|>"]}, file)
+        with open(text, "w", encoding="utf-8") as file:
+            file.write("a line\n")
+        evaluates = ["--eval-only", "--seq-length", 32, "--micro-batch-size", 1]
+        cases = [[*evaluates, "--val-data", self.folder.name + "/t_train_*.bin"], ["--generate", "for", "--sample-tokens", 2],
+                 ["--chat", "--seq-length", 32], [*evaluates, "--perplexity", text]]
+        for options in cases:
+            with self.subTest(options[0]), open(text, encoding="utf-8") as turns:
+                process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", model, *options, stdin=turns,
+                                     EMU_FAULT="hang:cublasLtMatmul", TRAIN_GPT_WATCH_SECONDS="0.2")
+                timer = threading.Timer(20, process.kill)
+                timer.start()
+                said = next((line for line in process.stderr if "has kept" in line), "")
+                timer.cancel()
+                process.kill()
+                process.communicate()
+                self.assertRegex(said, r"the GPU has kept the host for 0\.2 s\. Enqueued last, the newest first: .*cublasLtMatmul")
 
     def test_casts_are_checked(self):
         recipes = {"tensorwise": [], "delayed": [], "blockwise": ["--seq-length", 128]}
