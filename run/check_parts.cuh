@@ -1,6 +1,7 @@
 // The self-check of FP8's casts and of copies between host and device, on known numbers: a wrong one ends the program.
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
+#include "run/check_fp8_ops.cuh"  // check_fused_casts, check_scales
 #include "run/self_check.cuh"     // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
@@ -106,10 +107,12 @@ static bool cast_is_right(enum fp8_format format, enum fp8_granularity granulari
     return equal;
 }
 static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_workspace_bytes(CAST_ROWS, CAST_COLUMNS); }
-// Ends the program if FP8, which must be on, casts other bits than the host. memory: cast_bytes on device, overwritten.
-static void check_casts(struct run *r, char *memory) {
+// Ends the program if FP8, which must be on, casts other bits than the host. Overwrites memory, `room` bytes on device.
+static void check_casts(struct run *r, char *memory, size_t room) {
     const struct fp8_state *const f = &r->model->fp8;
-    struct timed_check check = {"", "leave out --fp8-format"};
+    struct timed_check check = {"FP8's cast", "leave out --fp8-format"};
+    if (check_lacks_room(&check, cast_bytes(), room))
+        return;
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
         const enum fp8_operand operand = (enum fp8_operand)i;
@@ -123,7 +126,7 @@ static void check_casts(struct run *r, char *memory) {
 }
 
 // Checks the casts and copies of this run, where --self-check asks for it, in the memory of activations, which is free
-// before the first step. What has no room there isn't checked. A wrong one ends the program. Every rank calls this.
+// before the first step. Warns of what has no room there. A wrong one ends the program. Every rank calls this.
 static void check_parts(struct run *r) {
     const size_t most_bytes = 1 << 20, alignment = 256;
     struct gpt *m = r->model;
@@ -135,12 +138,15 @@ static void check_parts(struct run *r) {
         return;
     for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
         offloads = offloads || arenas->bytes[i] > 0;
-    if (fp8_is_on(&m->fp8) && room >= cast_bytes())
-        check_casts(r, memory);
+    if (fp8_is_on(&m->fp8)) {
+        check_casts(r, memory, room);
+        check_fused_casts(r, memory, room);
+        check_scales(r, memory, room);
+    }
     const size_t share = room / (2 * COPIES) / alignment * alignment;
-    if (!offloads || share == 0)
-        return;
     const struct timed_check copies = {"a copy to this GPU and back", "a run without offloads makes none"};
+    if (!offloads || check_lacks_room(&copies, 2 * COPIES * alignment, room))
+        return;
     deadline_begin(r, &copies, 0);
     if (!copies_are_right(&m->timeline.transfers, memory, share < most_bytes ? share : most_bytes, &r->dev))
         fail("self-check: what is copied to this GPU and back is not what it was; a run without offloads copies none");

@@ -402,6 +402,23 @@ class SelfCheck(unittest.TestCase):
             self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
             self.assertIn("self-check: FP8's casts of inputs have other bits on this GPU than on the host", wrong.stderr)
 
+    def test_ops_that_cast_are_checked(self):
+        """With delayed scales norms and the activation write FP8 themselves. The other forms of a layer pass."""
+        delayed = ["--flash-kernels", "wgmma", "--fp8-format", "hybrid", "--fp8-recipe", "delayed"]
+        forms = [[], ["--hidden-size", 1056, "--normalization", "RMSNorm", "--activation", "geglu", "--no-add-bias-linear"],
+                 ["--hidden-dropout", 0.1, "--activation", "squared_relu", "--fp8-amax-compute-algo", "most_recent"]]
+        for options in chosen(forms, forms[2:]):
+            right, _ = self.start("delayed", *delayed, *options)
+            self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+        op, update = "gives other bits on this GPU than the op and the cast", "the update of FP8's scales gives other numbers on this GPU than"
+        faults = {"norm_amax_kernel": "a norm that casts to FP8 " + op, "norm_fp8_kernel": "a norm that casts to FP8 " + op,
+                  "activation_amax": "the activation that casts to FP8 " + op, "fp8_scales_update": update}
+        for fault, said in faults.items():
+            with self.subTest(fault):
+                wrong, _ = self.start("delayed", *delayed, EMU_FAULT="wrong:" + fault)
+                self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
+                self.assertIn("self-check: " + said, wrong.stderr)
+
     def test_a_check_that_can_not_be_made_is_said(self):
         result, _ = self.start("unknown", TRAIN_GPT_SELF_CHECK_SECONDS="1e-9")
         self.assertIn("not made: it did not end within 1e-09 s", self.row(result, "self-check"))
