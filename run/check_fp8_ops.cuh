@@ -72,9 +72,9 @@ static void fused_place(struct fused_check *c, char *memory) {
     c->fused = (struct fused_outputs *)(memory + outputs);
     c->result = (floatX *)(memory + 2 * outputs);
     c->noise = c->result + FUSED_ROWS * (int64_t)c->columns;
-    c->workspace = memory + 2 * outputs +
-                   plan_aligned(((size_t)FUSED_ROWS * (size_t)(c->wide + c->columns) + 2 * FUSED_SHIFT) *
-                                sizeof(floatX));
+    c->workspace =
+        memory + 2 * outputs +
+        plan_aligned(((size_t)FUSED_ROWS * (size_t)(c->wide + c->columns) + 2 * FUSED_SHIFT) * sizeof(floatX));
 }
 // Returns the cast of c's op to o, as the model makes it.
 static struct fp8_cast fused_cast(const struct gpt *m, const struct fused_check *c, struct fused_outputs *o) {

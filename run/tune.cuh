@@ -147,7 +147,8 @@ static void tune_end(struct run *r, struct matmul_noise *noise) {
     fp8_set_inverses(&m->fp8, 0, &r->dev);
     matmul_noise_close(noise, &r->dev);
 }
-enum { TUNE_RUNS = 96 }; // of a product whose algorithms are timed: 16, in 3 rounds, twice or more in each
+// Runs of a product whose algorithms are timed, 16, in 3 rounds, twice or more in each; and of one that is proven.
+enum { TUNE_RUNS = 96, TUNE_PROOF_RUNS = 4 };
 static const double TUNE_SLOW_FLOPS = 1e13; // a second, which GPUs exceed in fp32, too
 // Gives `runs` runs of a product a deadline, up to deadline_end, by *check, which is filled.
 static void tune_deadline_begin(struct run *r, struct timed_check *check, const struct matmul_product *product,
@@ -180,14 +181,14 @@ static int tune_time(struct run *r) {
     return timed;
 }
 // Compares elements of listed products whose flags in `wrong` (MATMUL_PLANS) are set with sums in double, and clears
-// right ones' flags. Leaves out fused products with GELU's derivative. Overwrites what tune_time does.
+// right ones' flags. Overwrites what tune_time does.
 static void tune_prove(struct run *r, bool *wrong) {
     struct matmul_library *library = r->dev.matmul;
     struct matmul_noise noise = tune_begin(r);
     struct timed_check check;
     for (int i = 0; i < library->product_count; i++)
         if (wrong[i]) {
-            tune_deadline_begin(r, &check, &library->products[i], 1);
+            tune_deadline_begin(r, &check, &library->products[i], TUNE_PROOF_RUNS);
             wrong[i] = !matmul_prove(library, &library->products[i], &noise, &r->dev);
             deadline_end(r);
         }

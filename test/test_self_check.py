@@ -340,6 +340,18 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its chosen algorithm and the heuristics' first differ")
 
+    def test_gelus_epilogue_from_before_is_checked(self):
+        """A product that was fused with GELU's derivative at the first start is held against one that is not."""
+        times = {"EMU_CUBLASLT_TIMES": "900,900", "EMU_CUBLASLT_BGRAD_TIMES": "9000,9000", "EMU_CUBLASLT_DGELU_TIMES": "900,200"}
+        options = ["--matmul-tuning=true", "--flash-kernels", "wgmma"]
+        tuned, fused = self.start("gelu", *options, **times)
+        self.assertIn("; 1 by an epilogue", self.row(tuned, "matmul algorithms"))
+        again, same = self.start("gelu", *options, **times)
+        self.assertEqual((same, self.refused), (fused, []), again.stderr)
+        wrong, losses = self.start("gelu", *options, **times, EMU_CUBLASLT_WRONG="1")
+        self.assertRegex(self.row(wrong, "matmul algorithms"), "; 1 chosen ones multiply wrongly, and give way to the heuristics' first")
+        self.assertEqual(losses, self.start("plain", "--flash-kernels", "wgmma")[1])
+
     def test_a_check_that_hangs_ends_the_run(self):
         """Within the child's seconds, by a sentence that names what hung and how to start without it."""
         cases = [(["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),

@@ -109,8 +109,8 @@ bool matmul_take_choice(struct matmul_library *library, const struct matmul_choi
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev);
 
-// Whether the algorithm of a product's plan agrees with sums of a few elements in double. Waits. True for fused
-// products with GELU's derivative, which are left out. Overwrites what matmul_tune does.
+// Whether the algorithm of a product's plan agrees with sums of a few elements in double or, fused with GELU's
+// derivative, with the heuristics' first, which agrees with such sums. Waits. Overwrites what matmul_tune does.
 bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 

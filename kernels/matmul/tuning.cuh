@@ -68,6 +68,10 @@ static void matmul_fill_operands(const struct matmul_product *product, const str
     const struct gemm *gemm = &product->gemm;
     matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, 0, noise, dev);
     matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, 1, noise, dev);
+    if (gemm->gelu) {
+        const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
+        matmul_fill_operand(&pre, gemm->rows, gemm->cols, 0, noise, dev);
+    }
 }
 void matmul_fail_wrong(const struct gemm *gemm, const char *which) {
     fail("cuBLASLt multiplies wrongly on this GPU: of a product of %lld x %lld x %lld %s from plain sums; another "
@@ -89,12 +93,16 @@ bool matmul_drop_choice(struct matmul_library *library, const struct matmul_prod
 bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev) {
     struct matmul_candidate candidate;
+    struct matmul_candidates plain;
     memset(&candidate, 0, sizeof candidate);
     candidate.plan = *matmul_plan_for(&product->gemm, product->dbias, library);
-    if (!matmul_can_be_proven(&candidate, product))
-        return true;
     matmul_fill_operands(product, noise, dev);
-    return matmul_is_proven(&candidate, product, dev);
+    if (matmul_can_be_proven(&candidate, product))
+        return matmul_is_proven(&candidate, product, dev);
+    plain.count = 0;
+    matmul_add_candidates(&plain, product, false, library);
+    return plain.count > 0 && matmul_is_proven(&plain.of[0], product, dev) &&
+           matmul_judge(&candidate, &plain.of[0], product, dev) != MATMUL_FAILS;
 }
 bool matmul_tune(struct matmul_library *library, const struct matmul_product *product, const struct matmul_noise *noise,
                  struct device *dev) {
@@ -103,10 +111,6 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
     struct matmul_candidate first;
     candidates.count = candidates.wrong = 0;
     matmul_fill_operands(product, noise, dev);
-    if (gemm->gelu) {
-        const struct gemm_operand pre = {gemm->gelu, gemm->ld_out, false, NULL};
-        matmul_fill_operand(&pre, gemm->rows, gemm->cols, 0, noise, dev);
-    }
     matmul_add_candidates(&candidates, product, false, library);
     if (candidates.count == 0)
         return false;
