@@ -50,7 +50,8 @@ DEVICE_FUNCTION void norm_forward_row(const struct norm_forward_arrays &a, int64
             if (a.sum != NULL)
                 row_store<PACKS>(a.sum + n * C, held[j], c, C);
         });
-        row = a.sum + n * C; // read where PACKS is 0
+        if (PACKS == 0)
+            row = a.sum + n * C; // which is not NULL then
     }
 
     float row_mean = 0, rest = 0, row_rstd;
