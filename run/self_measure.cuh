@@ -218,6 +218,8 @@ static bool measure_here(struct self_verdict *verdicts, bool *is_new, struct run
         if (i == (int)m->rule || m->others[i]) {
             measure_write_key(key, base, i);
             const bool found = self_check_recall(&verdicts[i], &was_late[i], s->known, key);
+            if (!found)
+                memset(&verdicts[i], 0, sizeof verdicts[i]);
             known = known && found;
             wrong = wrong || (found && verdicts[i].kind == SELF_CHECK_WRONG);
         }

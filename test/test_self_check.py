@@ -162,6 +162,22 @@ class SelfCheck(unittest.TestCase):
                 with open(f"{self.folder.name}/{fault}/self_check.txt", encoding="utf-8") as file:
                     self.assertEqual([line.split("\t")[0] for line in file if "time of 4" in line], kinds)
 
+    def test_late_once_refuses_no_candidate(self):
+        """Also where another one is known to be wrong, so that what is left is asked for anew."""
+        path = self.folder.name + "/once_late/self_check.txt"
+        self.start("once_late", "--train-steps", 1, NVTE_FUSED_ATTN="1")
+        with open(path, encoding="utf-8") as file:
+            lines = [line.split("\t") for line in file]
+        for line in lines:
+            if line[2].endswith("time of 4\n"):
+                line[:2] = "wrong", "failed the self-check: planted"
+            elif line[2].endswith("time of 1\n"):
+                line[:2] = "late", "failed the self-check: it did not end within 60 s"
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(map("\t".join, lines))
+        result, _ = self.start("once_late", "--train-steps", 1, NVTE_FUSED_ATTN="1")
+        self.assertEqual((sorted(self.times(result)), list(self.refused[-1])), (["mma.sync", "wgmma"], ["cuDNN"]))
+
     def test_a_file_of_verdicts_that_can_not_be_read_is_none(self):
         """A folder in its place, or a file that is too large. A generation, which may find another run's folder, says nothing."""
         for name, warns in (("folder", "self_check.txt: is a folder"), ("large", "self_check.txt: .*1048577")):
