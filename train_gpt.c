@@ -114,10 +114,10 @@ static int run_training(struct run *r) {
     write_plan_page(r);
     follower_start(&r->follower, c, r->first_step == 0);
     open_saver(r);
-    graphs_recall(r);
     self_check_save(r);
     watched(r, tune_matmuls);
     watched(r, check_parts);
+    graphs_recall(r);
     watched(r, find_peak);
     report(r);
     if (r->finished >= c->training.train_steps)

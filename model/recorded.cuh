@@ -14,10 +14,10 @@ static bool last_micro_step_differs(const struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     return (s->ranks > 1 && !shards_gradients(s)) || m->zero.grads_on_host;
 }
-// Returns the graph, maybe not recorded yet, of all micro-steps that enqueue the same work as the current one.
-static struct micro_step_graph *graph_of_micro_step(struct gpt *m) {
-    const bool last = m->steps.is_last && last_micro_step_differs(m);
-    return &m->steps.graphs[(m->zero.adds_up ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0)];
+// Returns the kind, below MICRO_STEP_KINDS, of micro-step `index` of a step of of_step: all of a kind share a graph.
+static int micro_step_kind(const struct gpt *m, int index, int of_step) {
+    const bool last = index == of_step - 1 && last_micro_step_differs(m);
+    return (index > 0 ? MICRO_STEP_ADDS : 0) | (last ? MICRO_STEP_LAST : 0);
 }
 static void gpt_free_graphs(struct gpt *m) {
     for (int i = 0; i < MICRO_STEP_KINDS; i++) {
@@ -52,7 +52,7 @@ static void enqueue_as_segments(struct gpt *m, struct micro_step_graph *graph, m
 // unrecorded. Returns false, with nothing enqueued, if CUDA refuses a graph of the whole work: call again.
 static bool enqueue_recorded(struct gpt *m, int index, micro_step_work *work, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED || m->fp8.calibrates;
-    struct micro_step_graph *const graph = graph_of_micro_step(m);
+    struct micro_step_graph *const graph = &m->steps.graphs[micro_step_kind(m, index, m->steps.of_step)];
     if (!DEVICE_HAS_GRAPHS || !m->config.device.cuda_graphs || *graphs_refusal(m->dev) || !graph->warm || watched) {
         work(m, scale);
         graph->warm = !m->timeline.planning;

@@ -1,19 +1,19 @@
-// The self-check of CUDA graphs: a micro-step of each kind in a start's first step is computed kernel by kernel, then as
-// a graph, over NaNs and zeros, so that lost work shows. If loss or squares of gradients differ in a bit, the run uses
-// no graph.
+// The self-check of CUDA graphs: in a start's first step with micro-steps of a kind, one is computed kernel by kernel,
+// then as a graph, over NaNs and zeros, so that lost work shows. If loss or squares of gradients differ, the run
+// uses no graph.
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/self_check.cuh"     // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
+#include "kernels/matmul/choices.cuh" // struct matmul_library
 
-enum { GRAPH_CHECK_KINDS = 3 }; // of micro-steps: the first, one that adds to its gradients, the last
 struct graph_check_result {
     struct loss_sum loss;
     double squares; // of this rank's gradients; 0: they are not complete
 };
 struct graph_check_results {
-    struct graph_check_result kinds[GRAPH_CHECK_KINDS]; // 0: the step has none of this kind
+    struct graph_check_result kinds[MICRO_STEP_KINDS]; // 0: the step has none of this kind
 };
 
 struct graph_check_scales {
@@ -47,6 +47,20 @@ static void graph_check_restore(const struct graph_check_scales *s, struct gpt *
     device_synchronize(m->dev);
 }
 
+struct graph_check_work {
+    struct batch batch;
+    double scale;
+    struct graph_check_scales before; // graph_check_pass sets them back
+};
+
+// Returns kinds (bits 1 << kind) to check in a step of of_step micro-steps; 0 while FP8 calibrates, which records none.
+static unsigned graph_check_due(const struct run *r, int of_step) {
+    const struct gpt *m = r->model;
+    const unsigned kinds = 1u << micro_step_kind(m, 0, of_step) | 1u << micro_step_kind(m, of_step > 1, of_step) |
+                           1u << micro_step_kind(m, of_step - 1, of_step);
+    return m->fp8.calibrates ? 0 : kinds & ~r->self_check.graphs_checked;
+}
+
 // Returns the sum of this rank's squared gradients after a micro-step, or 0 if they are not complete: not reduced over
 // ranks yet, or on the host, where a step's last micro-step sums them. Waits for the device.
 static double graph_check_squares(struct gpt *m) {
@@ -75,127 +89,185 @@ static struct graph_check_result graph_check_micro_step(struct gpt *m, int index
     RUN(m, device_download(&result.loss, &m->io.results->loss, sizeof result.loss, m->dev));
     return result;
 }
-// Runs a micro-step of each of the step's kinds, all on one batch, over gradients of 0. The first call launches each
-// kernel, later ones graphs, unless these are refused. Changes FP8's scales. Waits. Every rank calls this.
-static struct graph_check_results graph_check_pass(struct run *r, struct batch batch, double scale) {
+// Runs a micro-step of each of the step's kinds, all on one batch, over gradients of 0. Waits. Every rank calls this.
+static struct graph_check_results graph_check_pass(struct run *r, const struct graph_check_work *work) {
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
-    const uint64_t before = m->steps.micro_step;
-    const int last = m->steps.of_step - 1, indices[] = {0, last > 0 && last_micro_step_differs(m) ? 1 : last, last};
+    const uint64_t micro_step = m->steps.micro_step;
+    const int of_step = m->steps.of_step, last = of_step - 1;
+    const int indices[] = {0, last > 0 && last_micro_step_differs(m) ? 1 : last, last};
     struct graph_check_results results;
+    unsigned done = 0;
     memset(&results, 0, sizeof results);
     cuda_check(cudaDeviceSynchronize());
     if (arenas->bytes[ARENA_GRADIENTS] > 0)
         device_zero(arenas->base[ARENA_GRADIENTS], arenas->bytes[ARENA_GRADIENTS],
                     m->dev); // gaps between tensors stay 0
-    for (int kind = 0; kind < GRAPH_CHECK_KINDS; kind++)
-        if (kind == 0 || indices[kind] > indices[kind - 1])
-            results.kinds[kind] = graph_check_micro_step(m, indices[kind], batch, scale);
-    m->steps.micro_step = before;
+    for (int i = 0; i < 3; i++) {
+        const int kind = micro_step_kind(m, indices[i], of_step);
+        if (!(done >> kind & 1))
+            results.kinds[kind] = graph_check_micro_step(m, indices[i], work->batch, work->scale);
+        done |= 1u << kind;
+    }
+    m->steps.micro_step = micro_step;
     cuda_check(cudaDeviceSynchronize());
+    graph_check_restore(&work->before, m);
     return results;
 }
-// Whether two results have the same bits on every rank. Every rank calls this.
-static bool graph_check_equal(struct run *r, const struct graph_check_results *a, const struct graph_check_results *b) {
-    return !parallel_largest(r->parallel, memcmp(a, b, sizeof *a) != 0, "the self-check of graphs");
+// Runs graph_check_pass with a launch of each kernel, and leaves graphs as they are. Every rank calls this.
+static struct graph_check_results graph_check_plain(struct run *r, const struct graph_check_work *work) {
+    char refusal[sizeof r->dev.graphs_refusal];
+    memcpy(refusal, r->dev.graphs_refusal, sizeof refusal);
+    snprintf(r->dev.graphs_refusal, sizeof refusal, "not in this pass");
+    const struct graph_check_results results = graph_check_pass(r, work);
+    memcpy(r->dev.graphs_refusal, refusal, sizeof refusal);
+    return results;
+}
+// Whether two results have the same bits.
+static bool graph_check_same(const struct graph_check_result *a, const struct graph_check_result *b) {
+    return memcmp(a, b, sizeof *a) == 0;
+}
+// Whether results of all kinds are equal on every rank. *kind: the first that differs on this rank, or the last kind.
+static bool graph_check_equal(struct run *r, const struct graph_check_results *a, const struct graph_check_results *b,
+                              int *kind) {
+    *kind = 0;
+    while (*kind < MICRO_STEP_KINDS && graph_check_same(&a->kinds[*kind], &b->kinds[*kind]))
+        ++*kind;
+    const bool differs = *kind < MICRO_STEP_KINDS;
+    *kind -= !differs;
+    return !parallel_largest(r->parallel, differs, "the self-check of graphs");
 }
 
-// Writes the key of a verdict on this run's graphs (SELF_CHECK_KEY bytes). It also changes with ranks, plan, options
-// that hold for more than one start, and the kinds of micro-steps in a step of so many.
-static void graph_check_key(char *key, struct run *r, int micro_steps) {
+// Returns a hash of the algorithms that were chosen for products, in any order.
+static uint64_t graph_check_products(const struct matmul_library *library) {
+    uint64_t sum = 0;
+    for (int i = 0; i < library->choice_count; i++) {
+        const struct matmul_choice *c = &library->choices[i];
+        sum += hash64(&c->algorithm, sizeof c->algorithm, hash64(&c->key, sizeof c->key, c->fused));
+    }
+    return sum;
+}
+// Writes a verdict's key (SELF_CHECK_KEY bytes), which also changes with ranks, plan, lasting options and algorithms.
+static void graph_check_key(char *key, struct run *r, int kind) {
     char text[OPTION_TEXT], request[SELF_CHECK_REQUEST];
-    const int kinds = micro_steps < GRAPH_CHECK_KINDS ? micro_steps : (int)GRAPH_CHECK_KINDS;
+    const struct config *c = r->config;
+    const bool by_cudnn = r->attention.backend == ATTENTION_FUSED || config_attention_in_fp8(c) != FP8_ATTENTION_NONE;
     uint64_t digest = r->model->timeline.plan.peak_bytes;
     for (int i = 0; i < CONFIG_ROWS; i++)
         if (!(config_rows[i].flags & (CONFIG_THIS_START | CONFIG_PER_RANK))) {
-            option_text(text, &config_rows[i], r->config);
+            option_text(text, &config_rows[i], c);
             digest = hash64(text, strlen(text), digest);
         }
-    snprintf(request, sizeof request, " backend=%d ranks=%d graphs=%016" PRIx64 " kinds=%d", (int)r->attention.backend,
-             r->config->ranks, digest, kinds);
+    snprintf(request, sizeof request,
+             " backend=%d ranks=%d by=%s products=%016" PRIx64 " graphs=%016" PRIx64 " kind=%d",
+             (int)r->attention.backend, c->ranks, by_cudnn ? fused_describe(&r->dev) : "ours",
+             graph_check_products(r->dev.matmul), digest, kind);
     self_check_write_key(key, request, &r->dev);
 }
-// Looks for an earlier start's verdict on the graphs, before self_check_save. Every rank calls this.
-static void graphs_recall(struct run *r) {
-    const struct config *c = r->config;
-    char key[SELF_CHECK_KEY];
-    struct self_verdict verdict;
-    if (!self_check_any_rank_wants(r))
-        return;
-    if (!r->self_check.is_read)
-        self_check_read(r);
-    graph_check_key(key, r,
-                    ramp_batch(&c->ramp, dataloader_position(r->train)) / (c->training.micro_batch_size * c->ranks));
-    const bool known = c->device.self_check == CHECK_AUTO && self_check_find(&verdict, r->self_check.known, key) &&
-                       verdict.kind == SELF_CHECK_RIGHT;
-    r->self_check.graphs_known = !parallel_largest(r->parallel, !known, "earlier checks of graphs");
+// Refuses graphs in this start, which needs no check of them any more.
+static void graphs_refuse(struct run *r, const char *why) {
+    snprintf(r->dev.graphs_refusal, sizeof r->dev.graphs_refusal, "%s", why);
+    r->self_check.graphs_checked = ~0u;
 }
-// Keeps, in --out, that graphs are right, unless some rank's were refused. Every rank calls this.
-static void graphs_keep(struct run *r) {
-    const struct self_verdict right = {SELF_CHECK_RIGHT, "graphs", 0, true};
-    char key[SELF_CHECK_KEY], *line = NULL;
-    if (parallel_largest(r->parallel, *graphs_refusal(&r->dev) != '\0', "the self-check of graphs"))
+// Looks for earlier starts' verdicts on the graphs, after tune_matmuls. Every rank calls this.
+static void graphs_recall(struct run *r) {
+    struct self_check *s = &r->self_check;
+    struct self_verdict verdict;
+    char key[SELF_CHECK_KEY];
+    s->graphs_checked = ~0u;
+    if (!r->config->device.cuda_graphs || !r->config->attention.deterministic_mode || !self_check_any_rank_wants(r))
         return;
-    graph_check_key(key, r, r->model->steps.of_step);
-    self_check_add(&line, &right, key);
-    self_check_append(r, line);
-    free(line);
+    s->graphs_checked = 0;
+    self_check_read(r);
+    for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {
+        graph_check_key(key, r, kind);
+        const bool known = r->config->device.self_check == CHECK_AUTO && self_check_find(&verdict, s->known, key) &&
+                           verdict.kind == SELF_CHECK_RIGHT;
+        s->graphs_checked |= parallel_largest(r->parallel, !known, "earlier checks of graphs") ? 0 : 1u << kind;
+    }
+    free(s->known);
+    s->known = NULL;
+}
+// Keeps, on rank 0 in --out, that graphs of some kinds (bits) are right.
+static void graphs_keep(struct run *r, unsigned kinds) {
+    const struct self_verdict right = {SELF_CHECK_RIGHT, "graphs", 0, true};
+    char key[SELF_CHECK_KEY], *lines = NULL;
+    for (int kind = 0; kind < MICRO_STEP_KINDS; kind++)
+        if (kinds >> kind & 1) {
+            graph_check_key(key, r, kind);
+            self_check_add(&lines, &right, key);
+        }
+    self_check_append(r, lines);
+    free(lines);
 }
 
-// Prints a warning, with results of the first kind of micro-step that differs on this rank, or of the last kind.
-static void graph_check_warn(const char *what, const struct graph_check_results *plain,
+// Prints a warning, with results of a kind of micro-step.
+static void graph_check_warn(const char *what, int kind, const struct graph_check_results *plain,
                              const struct graph_check_results *graph) {
-    static const char *const names[GRAPH_CHECK_KINDS] = {"the first", "one that adds to its gradients", "the last"};
-    int kind = 0;
-    while (kind < GRAPH_CHECK_KINDS - 1 && memcmp(&plain->kinds[kind], &graph->kinds[kind], sizeof *plain->kinds) == 0)
-        kind++;
+    static const char *const names[MICRO_STEP_KINDS] = {"the first", "one that adds to its gradients", "the only one",
+                                                        "the last"};
     const struct graph_check_result *a = &plain->kinds[kind], *b = &graph->kinds[kind];
     say_warning("self-check: %s (of a step's micro-steps %s: loss %.9g and %.9g, squares of gradients %.9g and %.9g): "
                 "each kernel is launched by a call of its own, as by --cuda-graphs=false",
                 what, names[kind], a->loss.sum, b->loss.sum, a->squares, b->squares);
 }
-
-// Checks the graphs of the step's micro-steps, with --self-check, --cuda-graphs and --deterministic-mode. If results
-// differ, warns and uses none. batch, scale: of the next gpt_micro_step. Restarts the step's time. Every rank calls this.
+// Whether this rank has graphs of the kinds (bits).
+static bool graph_check_recorded(struct gpt *m, unsigned kinds) {
+    bool all = !*graphs_refusal(m->dev);
+    for (int kind = 0; kind < MICRO_STEP_KINDS; kind++)
+        if (kinds >> kind & 1)
+            all = all && (graph_recorded(&m->steps.graphs[kind].work) || m->steps.graphs[kind].segments.recorded);
+    return all;
+}
+// Compares the step's graphs with plain results, which took `seconds`. Returns
+// RIGHT, WRONG, after a warning and with graphs refused, or UNKNOWN if a rank recorded none. Every rank calls this.
+static enum self_verdict_kind graph_check_judge(struct run *r, const struct graph_check_work *work, unsigned kinds,
+                                                const struct graph_check_results *plain, double seconds) {
+    const struct timed_check check = {"a micro-step, enqueued as a graph,", "start again with --cuda-graphs=false"};
+    int differs, again_differs;
+    deadline_begin(r, &check, 2 * seconds);
+    const struct graph_check_results graph = graph_check_pass(r, work);
+    deadline_end(r);
+    if (graph_check_equal(r, plain, &graph, &differs))
+        return parallel_largest(r->parallel, !graph_check_recorded(r->model, kinds), "the self-check of graphs")
+                   ? SELF_CHECK_UNKNOWN
+                   : SELF_CHECK_RIGHT;
+    gpt_free_graphs(r->model);
+    const struct graph_check_results again = graph_check_plain(r, work);
+    const char *const what = graph_check_equal(r, plain, &again, &again_differs)
+                                 ? "a micro-step that is enqueued as a graph gives another loss or other gradients"
+                                 : "a micro-step that is computed again gives other bits";
+    graphs_refuse(r, what);
+    graph_check_warn(what, differs, plain, &graph);
+    return SELF_CHECK_WRONG;
+}
+// Checks graphs of the step's micro-steps, of kinds not known to be right. If results differ, warns and uses none.
+// batch, scale: of the next gpt_micro_step. No step may be in flight. Restarts the step's time. Every rank calls this.
 static void check_graphs(struct run *r, struct batch batch, double scale) {
     struct gpt *m = r->model;
-    if (!m->config.device.cuda_graphs || !m->config.attention.deterministic_mode || r->self_check.graphs_known ||
-        !self_check_any_rank_wants(r))
+    const unsigned kinds = graph_check_due(r, m->steps.of_step);
+    if (!kinds)
         return;
     const uint64_t sent_bytes = r->collectives.sent_bytes;
-    const struct graph_check_scales scales = graph_check_save(m);
-    const struct timed_check check = {"a micro-step, enqueued as a graph,", "start again with --cuda-graphs=false"};
+    const struct graph_check_work work = {batch, scale, graph_check_save(m)};
     const double begin = seconds_now();
-    const struct graph_check_results plain = graph_check_pass(r, batch, scale);
-    graph_check_restore(&scales, m);
-    deadline_begin(r, &check, 2 * (seconds_now() - begin));
-    const struct graph_check_results graph = graph_check_pass(r, batch, scale);
-    deadline_end(r);
-    graph_check_restore(&scales, m);
-    if (graph_check_equal(r, &plain, &graph))
-        graphs_keep(r);
-    else {
-        snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "graphs differ"); // until the next pass
-        gpt_free_graphs(m);
-        const struct graph_check_results again = graph_check_pass(r, batch, scale);
-        graph_check_restore(&scales, m);
-        const char *const what = graph_check_equal(r, &plain, &again)
-                                     ? "a micro-step that is enqueued as a graph gives another loss or other gradients"
-                                     : "a micro-step that is computed again gives other bits";
-        snprintf(m->dev->graphs_refusal, sizeof m->dev->graphs_refusal, "%s", what);
-        graph_check_warn(what, &plain, &graph);
-    }
+    const struct graph_check_results plain = graph_check_plain(r, &work);
+    const double seconds = seconds_now() - begin;
+    r->self_check.graphs_checked |= kinds;
+    if (graph_check_judge(r, &work, kinds, &plain, seconds) == SELF_CHECK_RIGHT)
+        graphs_keep(r, kinds);
     r->collectives.sent_bytes = sent_bytes;
     if (r->parallel)
         collectives_times(&r->collectives, &r->comm_busy_s, &r->comm_waited_s);
-    step_starts(r); // the first step's time is its own
+    step_starts(r); // the step's time is its own
     for (int i = 0; i < 4; i++)
-        free(scales.host[i]);
+        free(work.before.host[i]);
 }
 
 #else
 
 static void check_graphs(struct run *r, struct batch batch, double scale) {}
 static void graphs_recall(struct run *r) {}
+static unsigned graph_check_due(const struct run *r, int of_step) { return 0; }
 
 #endif

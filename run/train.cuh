@@ -16,7 +16,7 @@
 // ---- enqueueing a step ----
 
 // Reads this rank's micro-batches of step r->enqueued, and enqueues their forward and backward; enqueue_update follows.
-// Sets the step's r->first_sample, ->batch and ->lr. In a start's first step, checks graphs. Every rank calls this.
+// Sets the step's r->first_sample, ->batch and ->lr. Checks graphs first. Every rank calls this.
 static void enqueue_gradients(struct run *r) {
     const struct config *c = r->config;
     const int slot = r->enqueued % 2;
@@ -28,7 +28,7 @@ static void enqueue_gradients(struct run *r) {
     for (int i = 0; i < r->model->steps.of_step; i++) {
         const struct batch batch_i = read_batch(r, r->train);
         long_wait_begin(r->device_watch); // for memory of a batch, or where CUDA's queue is full
-        if (i == 0 && r->enqueued == r->first_step)
+        if (i == 0)
             check_graphs(r, batch_i, 1.0 / micro_batches);
         gpt_micro_step(r->model, i, batch_i, 1.0 / micro_batches);
         long_wait_end(r->device_watch);
@@ -263,9 +263,12 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->processes.check_replicas, r->enqueued, 0);
 }
-// Whether a save, an evaluation or a check of replicas follows the newest enqueued step, which must finish first.
+// Whether a save, an evaluation or a check (of replicas, of graphs) follows the newest enqueued step: it ends first.
 static bool pause_due(const struct run *r) {
-    return save_due(r) || evaluation_due(r, r->enqueued) || replicas_check_due(r);
+    const struct config *c = r->config;
+    const int batch = ramp_batch(&c->ramp, dataloader_position(r->train)); // of the next step
+    return save_due(r) || evaluation_due(r, r->enqueued) || replicas_check_due(r) ||
+           graph_check_due(r, batch / (c->training.micro_batch_size * c->ranks));
 }
 
 // Trains to the last step, or until a signal, --exit-after or --early-stop ends the run. Ends with a checkpoint (at the
