@@ -1,6 +1,6 @@
 // The self-check of CUDA graphs: in a start's first step with micro-steps of a kind, one is computed kernel by kernel,
 // then as a graph, over NaNs and zeros, so that lost work shows. If loss or squares of gradients differ, the run
-// uses no graph.
+// uses no graph. self_check.txt tells a later start of a check that did not end.
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/self_check.cuh"     // self_check_any_rank_wants
@@ -169,10 +169,11 @@ static void graphs_refuse(struct run *r, const char *why) {
     snprintf(r->dev.graphs_refusal, sizeof r->dev.graphs_refusal, "%s", why);
     r->self_check.graphs_checked = ~0u;
 }
-// Looks for earlier starts' verdicts on the graphs, after tune_matmuls. Every rank calls this.
+// Looks for earlier starts' verdicts on the graphs, after tune_matmuls. Refuses graphs whose check ended badly, or did
+// not end, as where it hung. Every rank calls this.
 static void graphs_recall(struct run *r) {
+    enum { RIGHT, UNKNOWN, BAD };
     struct self_check *s = &r->self_check;
-    struct self_verdict verdict;
     char key[SELF_CHECK_KEY];
     s->graphs_checked = ~0u;
     if (!r->config->device.cuda_graphs || !r->config->attention.deterministic_mode || !self_check_any_rank_wants(r))
@@ -180,25 +181,32 @@ static void graphs_recall(struct run *r) {
     s->graphs_checked = 0;
     self_check_read(r);
     for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {
+        struct self_verdict verdict = {SELF_CHECK_UNKNOWN, "", 0, false};
         graph_check_key(key, r, kind);
-        const bool known = r->config->device.self_check == CHECK_AUTO && self_check_find(&verdict, s->known, key) &&
-                           verdict.kind == SELF_CHECK_RIGHT;
-        s->graphs_checked |= parallel_largest(r->parallel, !known, "earlier checks of graphs") ? 0 : 1u << kind;
+        if (r->config->device.self_check == CHECK_AUTO)
+            self_check_find(&verdict, s->known, key);
+        const int here = verdict.kind == SELF_CHECK_RIGHT ? RIGHT : verdict.kind == SELF_CHECK_UNKNOWN ? UNKNOWN : BAD;
+        const int worst = parallel_largest(r->parallel, here, "earlier checks of graphs");
+        s->graphs_checked |= worst == RIGHT ? 1u << kind : 0;
+        if (worst == BAD)
+            graphs_refuse(r, "an earlier start's check of graphs failed, hung or was killed, by " SELF_CHECK_NAME
+                             " in --out; --self-check always checks again");
     }
     free(s->known);
     s->known = NULL;
 }
-// Keeps, on rank 0 in --out, that graphs of some kinds (bits) are right.
-static void graphs_keep(struct run *r, unsigned kinds) {
-    const struct self_verdict right = {SELF_CHECK_RIGHT, "graphs", 0, true};
+// Keeps a verdict on graphs of some kinds (bits) in --out, before any rank goes on. Every rank calls this.
+static void graphs_keep(struct run *r, unsigned kinds, enum self_verdict_kind kind_of_verdict) {
+    const struct self_verdict verdict = {kind_of_verdict, "graphs", 0, true};
     char key[SELF_CHECK_KEY], *lines = NULL;
     for (int kind = 0; kind < MICRO_STEP_KINDS; kind++)
         if (kinds >> kind & 1) {
             graph_check_key(key, r, kind);
-            self_check_add(&lines, &right, key);
+            self_check_add(&lines, &verdict, key);
         }
     self_check_append(r, lines);
     free(lines);
+    parallel_barrier(r->parallel, "the self-check of graphs");
 }
 
 // Prints a warning, with results of a kind of micro-step.
@@ -223,7 +231,8 @@ static bool graph_check_recorded(struct gpt *m, unsigned kinds) {
 // RIGHT, WRONG, after a warning and with graphs refused, or UNKNOWN if a rank recorded none. Every rank calls this.
 static enum self_verdict_kind graph_check_judge(struct run *r, const struct graph_check_work *work, unsigned kinds,
                                                 const struct graph_check_results *plain, double seconds) {
-    const struct timed_check check = {"a micro-step, enqueued as a graph,", "start again with --cuda-graphs=false"};
+    const struct timed_check check = {"a micro-step, enqueued as a graph,",
+                                      "the next start uses no graphs, as with --cuda-graphs=false"};
     int differs, again_differs;
     deadline_begin(r, &check, 2 * seconds);
     const struct graph_check_results graph = graph_check_pass(r, work);
@@ -254,8 +263,8 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
     const struct graph_check_results plain = graph_check_plain(r, &work);
     const double seconds = seconds_now() - begin;
     r->self_check.graphs_checked |= kinds;
-    if (graph_check_judge(r, &work, kinds, &plain, seconds) == SELF_CHECK_RIGHT)
-        graphs_keep(r, kinds);
+    graphs_keep(r, kinds, SELF_CHECK_BEGUN); // so that after a hang or a fault the next start knows
+    graphs_keep(r, kinds, graph_check_judge(r, &work, kinds, &plain, seconds));
     r->collectives.sent_bytes = sent_bytes;
     if (r->parallel)
         collectives_times(&r->collectives, &r->comm_busy_s, &r->comm_waited_s);

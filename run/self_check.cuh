@@ -340,10 +340,11 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
+enum { SELF_CHECK_LATE = SELF_CHECK_BEGUN + 1 }; // a line's kind: WRONG that does not last
+static const char *const self_verdict_names[] = {"", "right", "wrong", "unknown", "begun", "late"};
 // Sets *verdict from the last line of `known` (kind, tab, text, tab, key) that has the key. Returns whether one has it.
 // A line of kind "late" gives WRONG that does not last.
 static bool self_check_find(struct self_verdict *verdict, const char *known, const char *key) {
-    static const char *const kinds[] = {"right", "wrong", "late"};
     bool found = false;
     for (const char *line = known; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         const size_t length = strcspn(line, "\n"), kind = strcspn(line, "\t\n");
@@ -355,21 +356,22 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
         if (line_key > line + length || strlen(key) != (size_t)(line + length - line_key) ||
             strncmp(line_key, key, strlen(key)) != 0)
             continue;
-        for (int i = 0; i < 3; i++)
-            if (strncmp(line, kinds[i], kind) == 0 && kind == strlen(kinds[i])) {
-                verdict->kind = i == 0 ? SELF_CHECK_RIGHT : SELF_CHECK_WRONG;
+        for (int i = SELF_CHECK_RIGHT; i <= SELF_CHECK_LATE; i++)
+            if (strncmp(line, self_verdict_names[i], kind) == 0 && kind == strlen(self_verdict_names[i])) {
+                verdict->kind = i == SELF_CHECK_LATE ? SELF_CHECK_WRONG : (enum self_verdict_kind)i;
                 snprintf(verdict->text, sizeof verdict->text, "%.*s", (int)text, rest);
                 verdict->seconds = 0;
-                verdict->lasts = i < 2;
+                verdict->lasts = i != SELF_CHECK_LATE;
                 found = true;
             }
     }
     return found;
 }
-// Appends a verdict, RIGHT or WRONG, to *lines (NULL where there are none yet), which the caller frees at the end.
+// Appends a verdict to *lines (NULL where there are none yet), which the caller frees at the end.
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
-    const char *const kind = verdict->kind == SELF_CHECK_RIGHT ? "right" : verdict->lasts ? "wrong" : "late";
+    const bool late = verdict->kind == SELF_CHECK_WRONG && !verdict->lasts;
+    const char *const kind = self_verdict_names[late ? SELF_CHECK_LATE : (int)verdict->kind];
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", kind, verdict->text, key) < 0)
         fail("out of memory");
     free(before);
@@ -424,7 +426,9 @@ static void self_check_append(struct run *r, const char *lines) {
         return;
     const bool fits = (size_t)snprintf(path, sizeof path, "%s/" SELF_CHECK_NAME, r->config->data.out) < sizeof path;
     FILE *const file = fits ? fopen(path, "a") : NULL;
-    int reason = !fits ? ENAMETOOLONG : file && fputs(lines, file) >= 0 ? 0 : errno;
+    int reason = !fits ? ENAMETOOLONG : file && fputs(lines, file) >= 0 && fflush(file) == 0 ? 0 : errno;
+    if (!reason && fsync(fileno(file)) != 0) // a GPU that hangs may take the machine with it
+        reason = errno;
     if (file && fclose(file) != 0 && !reason)
         reason = errno;
     if (reason)
@@ -614,6 +618,7 @@ static void self_check_report(const struct run *r) {
                 config_trains(r->config) ? "" : "forward ", s->last.text,
                 is_old ? "by " SELF_CHECK_NAME " in --out" : took);
         break;
+    case SELF_CHECK_BEGUN:
     case SELF_CHECK_WRONG: break; // then another backend was checked, or the run has ended
     case SELF_CHECK_UNKNOWN: log_row("self-check", "not made: %s", s->last.text); break;
     }

@@ -6,7 +6,8 @@ enum self_verdict_kind {
     SELF_CHECK_NOT_MADE,
     SELF_CHECK_RIGHT,
     SELF_CHECK_WRONG,
-    SELF_CHECK_UNKNOWN // the child came to no verdict, as where it could not open the GPU
+    SELF_CHECK_UNKNOWN, // the child came to no verdict, as where it could not open the GPU
+    SELF_CHECK_BEGUN    // by a start that has not ended it
 };
 struct self_verdict {
     enum self_verdict_kind kind;

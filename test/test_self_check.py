@@ -71,9 +71,10 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(losses, again)
         with open(self.folder.name + "/once/self_check.txt", encoding="utf-8") as file:
             lines = file.read().splitlines()
-        self.assertEqual(len(lines), 4, lines)
+        self.assertEqual(len(lines), 5, lines)
         self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$")
-        self.assertRegex(lines[3], "^right\\tgraphs\\temulated GPU; .*; bf16 backend=\\d ranks=1 by=ours products=0{16} graphs=[0-9a-f]{16} kind=0$")
+        for line, kind in zip(lines[3:], ("begun", "right")):
+            self.assertRegex(line, f"^{kind}\\tgraphs\\temulated GPU; .*; bf16 backend=\\d ranks=1 by=ours products=0{{16}} graphs=[0-9a-f]{{16}} kind=0$")
         for line in lines[1:3]:
             self.assertRegex(line, r"^right\t\d[0-9.]* ms\temulated GPU; .*; bf16 backend=3 others=2 cudnn=0 B=1 T=32 .*; time of [13]$")
         always, _ = self.start("once", "--self-check", "always", TRAIN_GPT_SELF_CHECK="off")
@@ -372,7 +373,7 @@ class SelfCheck(unittest.TestCase):
         """Within the child's seconds, by a sentence that names what hung and how to start without it."""
         cases = [(["--matmul-tuning=true"], "cublasLtMatmul", r"a product of \d+ x \d+ x \d+ by cuBLASLt did .*: --matmul-tuning=false takes"),
                  (["--fp8-format", "hybrid"], "fp8_tile", "FP8's cast of inputs did .*: leave out --fp8-format"),
-                 ([], "a graph", "a micro-step, enqueued as a graph, did .*: start again with --cuda-graphs=false")]
+                 ([], "a graph", "a micro-step, enqueued as a graph, did .*: the next start uses no graphs, as with --cuda-graphs=false")]
         for options, fault, said in chosen(cases, cases[::2]):
             result, _ = self.start("hangs", "--flash-kernels", "wgmma", *options, EMU_FAULT="hang:" + fault, TRAIN_GPT_SELF_CHECK_SECONDS="3")
             self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
@@ -452,7 +453,7 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("not made: it did not end within 1e-09 s", self.row(result, "self-check"))
         self.assertEqual(self.refused, [{name: f"not {done}: it did not end within 1e-09 s" for name, done in (("attention", "made"), ("attention's time", "measured"))}])
         with open(self.folder.name + "/unknown/self_check.txt", encoding="utf-8") as file:
-            self.assertRegex(file.read(), r"^right\tgraphs\t[^\n]*\n$")  # and none of attention
+            self.assertRegex(file.read(), r"^begun\tgraphs\t[^\n]*\nright\tgraphs\t[^\n]*\n$")  # and none of attention
         said, statuses = self.ranks("of_rank", environments=({}, {"TRAIN_GPT_SELF_CHECK_SECONDS": "1e-9"}))
         self.assertEqual(statuses, [0, 0], said)
         not_made, not_measured = "not made: rank 1 came to no verdict", "not measured: rank 1 could not measure it"
@@ -501,6 +502,9 @@ class SelfCheck(unittest.TestCase):
             self.assertRegex(result.stderr, "self-check: a micro-step that is enqueued as a graph gives another loss or other gradients")
             self.assertEqual((losses, list(self.refused[0])), (right, ["graphs"]))
             self.assertEqual(self.row(result, "graphs"), "graphs             none: " + self.refused[0]["graphs"])
+        again, losses = self.start("wrong")  # a wrong graph is remembered
+        self.assertEqual((losses, self.row(again, "graphs")), (right, "graphs             none: " + self.refused[0]["graphs"]))
+        self.assertNotIn("gives another loss", again.stderr)
         steps = ["--global-batch-size", 3, "--attention-backend", "flash", "--flash-kernels", "mma"]
         for options in chosen([[], ["--offload-gradients"]], [[]]):  # the second graph adds to what the first one gives
             _, right = self.start("plain", *steps, *options, "--self-check", "off")
@@ -561,6 +565,26 @@ class SelfCheck(unittest.TestCase):
             if finds:
                 os.remove(self.folder.name + "/algorithms/matmul_algorithms.txt")
             self.graph_losses("algorithms", fault, "--matmul-tuning=true", finds=finds, EMU_CUBLASLT_TIMES=times)
+
+    def test_a_check_of_graphs_that_did_not_end_is_remembered(self):
+        """A graph that hangs or faults ends one start. The next ones launch kernels one by one, on all ranks, and say so, until --self-check
+        always has found graphs right."""
+        said = "an earlier start's check of graphs failed, hung or was killed, by self_check.txt in --out; --self-check always checks again"
+        options = ["--attention-backend", "flash", "--flash-kernels", "mma"]
+        _, right = self.start("plain", *options, "--self-check", "off")
+        for fault in chosen(("hang:a graph", "illegal:a graph"), ("hang:a graph",)):
+            first, _ = self.start(fault, *options, EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="2")
+            self.assertEqual(first.returncode, 2, first.stdout + first.stderr)
+            second, losses = self.start(fault, *options, EMU_FAULT=fault)
+            self.assertEqual((self.row(second, "graphs"), self.refused[0], losses), ("graphs             none: " + said, {"graphs": said}, right))
+        for more, refused in [([], [{"graphs": said}]), (["--self-check", "always"], []), ([], [])]:
+            _, losses = self.start("hang:a graph", *options, *more)
+            self.assertEqual((self.refused, losses), (refused, right))
+        _, statuses = self.ranks("rank", *options, environments=({}, {"EMU_FAULT": "illegal:a graph"}))
+        self.assertNotIn(0, statuses)
+        ranks, statuses = self.ranks("rank", *options)
+        self.assertEqual(statuses, [0, 0], ranks)
+        self.assertIn(said, ranks[0])
 
     def test_ranks_without_graphs(self):
         """A rank that can record nothing goes on by single launches. If one rank has lost a recorded part, all end."""
