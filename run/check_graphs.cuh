@@ -221,6 +221,22 @@ static void graph_check_warn(const char *what, int kind, const struct graph_chec
                 "each kernel is launched by a call of its own, as by --cuda-graphs=false",
                 what, names[kind], a->loss.sum, b->loss.sum, a->squares, b->squares);
 }
+// Whether plain results are finite on all ranks. If not, warns, and refuses graphs. Every rank calls this.
+static bool graph_check_can_judge(struct run *r, const struct graph_check_results *plain) {
+    bool finite = true;
+    for (int kind = 0; kind < MICRO_STEP_KINDS && finite; kind++) {
+        const struct graph_check_result *a = &plain->kinds[kind];
+        finite = isfinite(a->loss.sum) && isfinite(a->squares);
+        if (!finite)
+            say_warning("self-check: a micro-step has loss %g and squares of gradients %g: a kernel left NaNs that its "
+                        "memory held before, or the data or the weights have NaNs or Infs",
+                        a->loss.sum, a->squares);
+    }
+    if (!parallel_largest(r->parallel, !finite, "the self-check of graphs"))
+        return true;
+    graphs_refuse(r, "a micro-step's loss or gradients are not finite, so that its graph can't be judged");
+    return false;
+}
 // Whether this rank has graphs of the kinds (bits).
 static bool graph_check_recorded(struct gpt *m, unsigned kinds) {
     bool all = !*graphs_refusal(m->dev);
@@ -269,9 +285,11 @@ static void check_graphs(struct run *r, struct batch batch, double scale) {
     const double begin = seconds_now();
     const struct graph_check_results plain = graph_check_plain(r, &work);
     const double seconds = seconds_now() - begin;
-    r->self_check.graphs_checked |= kinds;
-    graphs_keep(r, kinds, SELF_CHECK_BEGUN); // so that after a hang or a fault the next start knows
-    graphs_keep(r, kinds, graph_check_judge(r, &work, kinds, &plain, seconds));
+    if (graph_check_can_judge(r, &plain)) {
+        r->self_check.graphs_checked |= kinds;
+        graphs_keep(r, kinds, SELF_CHECK_BEGUN); // so that after a hang or a fault the next start knows
+        graphs_keep(r, kinds, graph_check_judge(r, &work, kinds, &plain, seconds));
+    }
     r->collectives.sent_bytes = sent_bytes;
     if (r->parallel)
         collectives_times(&r->collectives, &r->comm_busy_s, &r->comm_waited_s);

@@ -574,6 +574,16 @@ class SelfCheck(unittest.TestCase):
             for fault in ("wrong", "unsteady"):
                 self.assertEqual(self.graph_losses("any", fault + ":a graph", *options, "--self-check", "always"), right)
 
+    def test_what_tells_nothing_is_no_verdict(self):
+        """Lost work that leaves NaNs without graphs, too, is said, and nothing is kept of graphs; nor is it where none was recorded."""
+        result, _ = self.start("nan", "--fp8-format", "hybrid", "--fp8-recipe", "delayed", EMU_FAULT="wrong:norm_fp8_kernel")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "self-check: a micro-step has loss nan and .*: a kernel left NaNs that its memory held before, or the data or the weights have")
+        with open(self.folder.name + "/nan/self_check.txt", encoding="utf-8") as file:
+            self.assertNotIn("graphs", file.read())
+        self.graph_losses("unrecorded", "capture", finds=False)
+        self.graph_losses("unrecorded", "wrong:a graph")  # what was not recorded was not found right
+
     def test_a_check_of_graphs_that_did_not_end_is_remembered(self):
         """A graph that hangs or faults ends one start. The next ones launch kernels one by one, on all ranks, and say so, until --self-check
         always has found graphs right."""
