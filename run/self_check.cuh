@@ -340,7 +340,7 @@ static void self_check_read(struct run *r) {
         fail("out of memory");
     free(data);
 }
-enum { SELF_CHECK_LATE = SELF_CHECK_BEGUN + 1 }; // a line's kind: WRONG that does not last
+enum { SELF_CHECK_LATE_LINE = SELF_CHECK_BEGUN + 1 }; // a line's kind: WRONG that does not last
 static const char *const self_verdict_names[] = {"", "right", "wrong", "unknown", "begun", "late"};
 // Sets *verdict from the last line of `known` (kind, tab, text, tab, key) that has the key. Returns whether one has it.
 // A line of kind "late" gives WRONG that does not last.
@@ -356,12 +356,12 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
         if (line_key > line + length || strlen(key) != (size_t)(line + length - line_key) ||
             strncmp(line_key, key, strlen(key)) != 0)
             continue;
-        for (int i = SELF_CHECK_RIGHT; i <= SELF_CHECK_LATE; i++)
+        for (int i = SELF_CHECK_RIGHT; i <= SELF_CHECK_LATE_LINE; i++)
             if (strncmp(line, self_verdict_names[i], kind) == 0 && kind == strlen(self_verdict_names[i])) {
-                verdict->kind = i == SELF_CHECK_LATE ? SELF_CHECK_WRONG : (enum self_verdict_kind)i;
+                verdict->kind = i == SELF_CHECK_LATE_LINE ? SELF_CHECK_WRONG : (enum self_verdict_kind)i;
                 snprintf(verdict->text, sizeof verdict->text, "%.*s", (int)text, rest);
                 verdict->seconds = 0;
-                verdict->lasts = i != SELF_CHECK_LATE;
+                verdict->lasts = i != SELF_CHECK_LATE_LINE;
                 found = true;
             }
     }
@@ -371,7 +371,7 @@ static bool self_check_find(struct self_verdict *verdict, const char *known, con
 static void self_check_add(char **lines, const struct self_verdict *verdict, const char *key) {
     char *const before = *lines;
     const bool late = verdict->kind == SELF_CHECK_WRONG && !verdict->lasts;
-    const char *const kind = self_verdict_names[late ? SELF_CHECK_LATE : (int)verdict->kind];
+    const char *const kind = self_verdict_names[late ? SELF_CHECK_LATE_LINE : (int)verdict->kind];
     if (asprintf(lines, "%s%s\t%s\t%s\n", before ? before : "", kind, verdict->text, key) < 0)
         fail("out of memory");
     free(before);
