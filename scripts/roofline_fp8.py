@@ -132,7 +132,7 @@ recomputed; llama3-8b is one of 8 ranks at ZeRO's stage 1, without collectives:
 |---|---|---|---|---|"""
 
 NOTES = """Weights are cast once a step where memory is free (`--fp8-weight-cache`, 2 bytes a parameter), else in every micro-step.
-Before that, and with norms' casts apart, an [H200](gpu/measured.md) measured, by delayed scales, 1.15 (gpt2-124m), 1.34 (gpt2-1558m),
+Before that, with norms' casts apart, an [H200](gpu/measured.md) measured, by delayed scales, 1.15 (gpt2-124m), 1.34 (gpt2-1558m),
 1.37 (qwen2.5-1.5b) and 1.56 (qwen2.5-7b); tensorwise has 0.95 of their speed at 1.5B. llmq's gains on an H100: 1.24 at 1.5B, 1.38 at 7B.
 """
 
