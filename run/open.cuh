@@ -160,13 +160,15 @@ static struct attention_choice choose_in_time(struct run *r, enum attention_back
     return choice;
 }
 // Chooses the backend that --attention-backend names or, for auto, the fastest that all ranks can use and none finds
-// wrong on its GPU. Ends the program if none is left. The device must be open, except in a plan. Every rank calls this.
-static struct attention_choice choose_attention(struct run *r) {
+// wrong on its GPU. not_fused: why auto leaves fused out, or NULL. Ends the program if none is left. The device must be
+// open, except in a plan. Every rank calls this.
+static struct attention_choice choose_attention(struct run *r, const char *not_fused) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length);
     struct attention_demands demands;
-    char not_fused[96];
+    char without_fused[96];
     memset(&demands, 0, sizeof demands);
+    demands.refused[ATTENTION_FUSED] = not_fused;
     demands.dropout = c->model.attention_dropout;
     demands.documents = c->data.reset_attention_mask ? config_documents_option(c)
                         : *c->evaluation.eval_tasks  ? "--eval-tasks"
@@ -184,8 +186,8 @@ static struct attention_choice choose_attention(struct run *r) {
         const struct attention_choice choice = choose_in_time(r, wanted, shape, demands);
         const int without = rank_without_fused(r, &choice);
         if (without >= 0) {
-            snprintf(not_fused, sizeof not_fused, "rank %d does not take it, and ranks compute alike", without);
-            demands.refused[ATTENTION_FUSED] = not_fused;
+            snprintf(without_fused, sizeof without_fused, "rank %d does not take it, and ranks compute alike", without);
+            demands.refused[ATTENTION_FUSED] = without_fused;
         } else if (passes_self_check(r, choice.backend, &judged, demands.refused)) {
             const enum self_measure_result result =
                 measured ? SELF_MEASURE_NOTHING : self_measure(r, choice.backend, &demands);
@@ -291,12 +293,30 @@ static void find_rates(struct run *r) {
     r->rates = fit_rates_of(c, c->memory.plan ? 0 : fit_least_bytes(&r->fit), &r->dev);
     long_wait_end(r->device_watch);
 }
+// Whether auto chose fused, flash can run, and on some rank even the least plan with fused exceeds the memory that is
+// free for a choice. Every rank calls this.
+static bool fused_exceeds_memory(struct run *r) {
+    const struct config *c = r->config;
+    const bool least = c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c);
+    char no_flash[128];
+    if (r->attention.backend != ATTENTION_FUSED || c->attention.attention_backend != BACKEND_AUTO)
+        return false;
+    const struct fit fit = fit_of(c, ATTENTION_FUSED, &r->dev);
+    const struct fit_limits limits = limits_of_choice(r);
+    const bool fits =
+        least ? fit_least_bytes(&fit) <= limits.device : fit_is_within(fit_peaks(&fit, fit_policy(&fit)), limits);
+    flash_unavailable_reason(no_flash, sizeof no_flash,
+                             attention_shape_of(c, c->training.micro_batch_size, c->model.seq_length), &r->dev);
+    return parallel_largest(r->parallel, !fits && !*no_flash, "memory for attention by cuDNN");
+}
 // Chooses attention's backend and what options leave open (in r->own), and plans r->model; allocates none. Writes
 // --plan-json and --plan-picture. Ends the program if --plan exceeds budgets. Needs open_device. All ranks call this.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     adapters_resolve(r->own);
-    r->attention = choose_attention(r);
+    r->attention = choose_attention(r, NULL);
+    if (fused_exceeds_memory(r))
+        r->attention = choose_attention(r, "a plan with its workspace exceeds the memory");
     check_fp8_attention(r, r->attention.backend);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->memory.plan || (c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))

@@ -296,6 +296,18 @@ class CudaEngine(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("fused: its dV is wrong on this GPU", result.stdout)
 
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the cuDNN that it has")
+    def test_auto_leaves_cudnn_out_where_its_workspace_does_not_fit(self):
+        """One KV head for 16 heads: cuDNN's backward has each head's own dK and dV. No backend fits, so that the error names the bytes."""
+        arguments = ["--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/large", *TRAINING, "--num-layers", 1, "--hidden-size", 64,
+                     "--kv-channels", 128, "--num-attention-heads", 16, "--num-query-groups", 1, "--ffn-hidden-size", 64, "--seq-length", 1024,
+                     "--micro-batch-size", 2, "--global-batch-size", 2, "--precision", "bf16", "--device", "cuda", "--val-every", 0, "--memory-budget", "60MiB"]
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "10.0", "NVTE_FUSED_ATTN": "1"}):
+            auto, flash, fused = [re.search(r"the plan needs (\d+)\.", run(*arguments, "--attention-backend", backend).stderr)[1]
+                                  for backend in ("auto", "flash", "fused")]
+        self.assertEqual(auto, flash)
+        self.assertLess(int(flash), int(fused))
+
     def test_fp8(self):
         """As in bf16: at most twice as far from the fp32 curve as the cpu target is. Scales of blocks are powers of two, so that the
         same values have the same codes: the first losses differ by far less than FP8 moves them. A tensor's scale, and with it all its
