@@ -84,14 +84,8 @@ DEVICE_FUNCTION void norm_forward_row(const struct norm_forward_arrays &a, int64
         row_rstd = 1.0f / sqrtf(left[1] / (float)C - rest * rest + options.epsilon);
     } else {
         float squares[1] = {0};
-        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
-            const struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
-            float part = 0;
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                part = fmaf(v.x[i], v.x[i], part);
-            squares[0] += part;
-        });
+        row_packs<THREADS, PACKS>(
+            C, [&](int j, int c) { squares[0] += pack_squares(row_pack<PACKS>(held, row, j, c, C)); });
         row_sums<THREADS>(squares, 0);
         row_rstd = 1.0f / sqrtf(squares[0] / (float)C + options.epsilon);
     }

@@ -87,12 +87,8 @@ DEVICE_FUNCTION void norm_fp8_write_columns(fp8 *columns, uint32_t codes, int64_
 DEVICE_FUNCTION void norm_fp8_add_counts(uint64_t *counts, uint32_t count) {
     for (int offset = 16; offset > 0; offset /= 2)
         count += __shfl_xor_sync(0xffffffffu, count, offset); // a kind has fewer than 2^16: the warp's rows
-    if (threadIdx.x % 32 != 0)
-        return;
-    if (count >> 16 > 0)
-        atomicAdd((unsigned long long *)&counts[FP8_SATURATED], (unsigned long long)(count >> 16));
-    if ((count & 0xffffu) > 0)
-        atomicAdd((unsigned long long *)&counts[FP8_FLUSHED], (unsigned long long)(count & 0xffffu));
+    if (threadIdx.x % 32 == 0)
+        fp8_add_counts(counts, count);
 }
 
 // Merges the amax of norm_forward_row's rows into scale->amax, unless scale->delayed is set (not 0).

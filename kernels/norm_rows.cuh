@@ -44,6 +44,15 @@ DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const f
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
+// Returns the sum of a pack's squares.
+DEVICE_FUNCTION float pack_squares(const struct packed_floats &v) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        sum = fmaf(v.x[i], v.x[i], sum);
+    return sum;
+}
+
 // Replaces each x[k] by its sum over the row's threads. All lanes of the warp call or, for THREADS > 32, all threads of
 // the block: by shared slots `slot` to slot + COUNT - 1 of THREADS / 32 floats, free after a barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {

@@ -127,12 +127,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     float squares[1] = {0};
     row_packs<THREADS, PACKS>(C, [&](int j, int c) {
         held[PACKS > 0 ? j : 0] = row_load<PACKS>(x, c, C);
-        const struct packed_floats v = packed_to_floats(held[PACKS > 0 ? j : 0]); // 0 past the row's end
-        float part = 0;
-#pragma unroll
-        for (int i = 0; i < PACK; i++)
-            part = fmaf(v.x[i], v.x[i], part);
-        squares[0] += part;
+        squares[0] += pack_squares(packed_to_floats(held[PACKS > 0 ? j : 0])); // 0 past the row's end
     });
     row_sums<THREADS>(squares, 0);
     const float row_rstd = 1.0f / sqrtf(squares[0] / (float)width + epsilon);

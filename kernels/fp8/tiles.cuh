@@ -214,6 +214,13 @@ DEVICE_FUNCTION void fp8_store_words(uint32_t shared, uint32_t count, uint32_t a
         store_shared_word(shared + threadIdx.x / 32 * 8 + 4, amax);
     }
 }
+// Adds fp8_count_eight's counts, which one thread has, to counts (FP8_COUNTS); NULL where both are 0.
+DEVICE_FUNCTION void fp8_add_counts(uint64_t *counts, uint32_t count) {
+    if (count >> 16 > 0)
+        atomicAdd((unsigned long long *)&counts[FP8_SATURATED], (unsigned long long)(count >> 16));
+    if ((count & 0xffffu) > 0)
+        atomicAdd((unsigned long long *)&counts[FP8_FLUSHED], (unsigned long long)(count & 0xffffu));
+}
 // Adds fp8_store_words' counts to to.counts (NULL: they are 0). If takes_amax, merges the amax. One thread calls.
 DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax, uint32_t shared) {
     uint32_t count = 0, amax = 0;
@@ -221,10 +228,7 @@ DEVICE_FUNCTION void fp8_merge_words(const struct fp8_cast &to, bool takes_amax,
         count += load_shared_word(shared + warp * 8);
         amax = amax_larger(amax, load_shared_word(shared + warp * 8 + 4));
     }
-    if (count >> 16 > 0)
-        atomicAdd((unsigned long long *)&to.counts[FP8_SATURATED], (unsigned long long)(count >> 16));
-    if ((count & 0xffffu) > 0)
-        atomicAdd((unsigned long long *)&to.counts[FP8_FLUSHED], (unsigned long long)(count & 0xffffu));
+    fp8_add_counts(to.counts, count);
     if (takes_amax)
         atomicMax(&to.scale->amax, amax);
 }
