@@ -24,7 +24,7 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
 
 enum { NORM_FORWARD_PLACES = 3 }; // slots of row_sums
 
-// What norm_forward reads and writes besides `out`, as norm.cuh has them; delta NULL: no residual is added.
+// The arrays of norm_forward but `out`, as in norm.cuh. delta NULL: no residual is added.
 struct norm_forward_arrays {
     floatX *sum; // NULL: not written
     float *mean, *rstd;

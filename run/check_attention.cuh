@@ -191,8 +191,9 @@ static void judge_fill_with_nans(void *memory, size_t bytes, struct device *dev)
     memset(memory, 0xff, bytes);
 #endif
 }
-// Runs forward and, unless forward_only, backward of `backend`: the check's own, with sums of biases if asked, or the simpler one. Returns
-// results in host memory, for results_free. Outputs are NaNs before, so that what is left out or read early shows.
+// Runs forward and, unless forward_only, backward of `backend`: the check's own, with sums of biases if asked, or the
+// simpler one. Returns results in host memory, for results_free. Outputs are NaNs before, so that what is left out or
+// read early shows.
 static struct attention_results judge_run(struct attention_judge *j, enum attention_backend backend,
                                           const struct attention_check *check) {
     struct attention_results results;

@@ -27,7 +27,7 @@ enum fused_op { FUSED_NORM, FUSED_RESIDUAL_NORM, FUSED_ACTIVATION, FUSED_ACTIVAT
 enum { FUSED_ROWS = 80, FUSED_SHIFT = 128 };
 static const float FUSED_DELAYED = 100; // saturates some of the elements, and flushes some
 
-// What an op makes. There follow the sum (FUSED_ROWS, columns), dbias (columns), and codes in row and in column form.
+// An op's results. The sum (FUSED_ROWS, columns), dbias (columns), and codes in row and in column form follow them.
 struct fused_outputs {
     struct fp8_scale scale;
     uint64_t counts[FP8_COUNTS];
@@ -50,7 +50,12 @@ struct fused_check {
 };
 // Whether the op has a norm, so that it also makes a sum and statistics.
 static bool fused_is_norm(enum fused_op op) { return op == FUSED_NORM || op == FUSED_RESIDUAL_NORM; }
-// Returns a check without memory. Adds the bytes that it takes to *bytes, 0 before.
+// The number of bytes of c's `result` and `noise`, which lie one after the other.
+static size_t fused_floats_bytes(const struct fused_check *c) {
+    const size_t floats = (size_t)FUSED_ROWS * (size_t)(c->wide + c->columns) + 2 * FUSED_SHIFT;
+    return plan_aligned(floats * sizeof(floatX));
+}
+// Returns a check without memory, and in *bytes how many bytes it takes.
 static struct fused_check fused_check_of(const struct gpt *m, enum fused_op op, size_t *bytes) {
     const struct layer_shape *s = &m->shape.layer;
     struct fused_check c;
@@ -58,11 +63,9 @@ static struct fused_check fused_check_of(const struct gpt *m, enum fused_op op, 
     c.op = op;
     c.wide = fused_is_norm(op) ? s->C : fc_width(s);
     c.columns = op == FUSED_ACTIVATION ? s->F : c.wide;
-    const size_t floats = (size_t)FUSED_ROWS * (size_t)(c.wide + c.columns) + 2 * FUSED_SHIFT;
     const size_t norm = norm_forward_fp8_workspace_bytes(FUSED_ROWS, c.columns, m->dev);
     const size_t cast = fp8_cast_workspace_bytes(FUSED_ROWS, c.columns);
-    *bytes = plan_aligned(floats * sizeof(floatX)) + 2 * plan_aligned(fused_outputs_bytes(c.columns)) +
-             (norm > cast ? norm : cast);
+    *bytes = fused_floats_bytes(&c) + 2 * plan_aligned(fused_outputs_bytes(c.columns)) + (norm > cast ? norm : cast);
     return c;
 }
 // Gives c its memory, at least fused_check_of's bytes.
@@ -72,9 +75,7 @@ static void fused_place(struct fused_check *c, char *memory) {
     c->fused = (struct fused_outputs *)(memory + outputs);
     c->result = (floatX *)(memory + 2 * outputs);
     c->noise = c->result + FUSED_ROWS * (int64_t)c->columns;
-    c->workspace =
-        memory + 2 * outputs +
-        plan_aligned(((size_t)FUSED_ROWS * (size_t)(c->wide + c->columns) + 2 * FUSED_SHIFT) * sizeof(floatX));
+    c->workspace = memory + 2 * outputs + fused_floats_bytes(c);
 }
 // Returns the cast of c's op to o, as the model makes it.
 static struct fp8_cast fused_cast(const struct gpt *m, const struct fused_check *c, struct fused_outputs *o) {
@@ -198,7 +199,7 @@ static void check_fused_casts(struct run *r, char *memory, size_t room) {
 // ---- Scales that come from earlier steps ----
 
 enum { SCALES_CHECKED = FP8_OPERANDS + 2, SCALES_RANKS = 2, SCALES_WIDTH = SCALES_CHECKED + 1 };
-// What fp8_scales_update reads and writes. The histories (SCALES_CHECKED, delay.length) follow.
+// The arrays of fp8_scales_update but the histories (SCALES_CHECKED, delay.length), which follow them.
 struct scales_check {
     struct fp8_scale scales[SCALES_CHECKED];
     struct gradient_check check;

@@ -66,7 +66,7 @@ static unsigned graph_check_due(const struct run *r, int of_step) {
 static double graph_check_squares(struct gpt *m) {
     const struct shards *s = &m->zero.shards;
     double result = 0, *const squares = &m->io.reports[s->rank * report_width(m) + REPORT_SQUARES];
-    if (!m->steps.is_last && (m->zero.grads_on_host || (s->ranks > 1 && !shards_gradients(s))))
+    if (!m->steps.is_last && last_micro_step_differs(m))
         return 0;
     region(m, REGION_UPDATE);
     phase(m, PHASES_UPDATE, -1, "gradient norm");
