@@ -12,11 +12,13 @@
 #include "model/mlp.cuh"          // mlp_activation_forward
 
 // Warns that what->what is not checked, where `room` is less than the bytes that this takes. Returns whether it is not.
-static bool check_lacks_room(const struct timed_check *what, size_t bytes, size_t room) {
-    if (room < bytes)
-        say_warning("self-check: %s was not checked, which takes %zu bytes of the activations' %zu", what->what, bytes,
-                    room);
-    return room < bytes;
+static bool check_lacks_room(struct run *r, const struct timed_check *what, size_t bytes, size_t room) {
+    if (room >= bytes)
+        return false;
+    say_warning("self-check: %s was not checked, which takes %zu bytes of the activations' %zu", what->what, bytes,
+                room);
+    r->self_check.lacked_room = true;
+    return true;
 }
 
 // ---- Ops that cast ----
@@ -185,7 +187,7 @@ static void check_fused_casts(struct run *r, char *memory, size_t room) {
     for (int i = 0; i < FUSED_OPS; i++) {
         size_t bytes = 0;
         struct fused_check c = fused_check_of(r->model, (enum fused_op)i, &bytes);
-        if (!fused_is_used(r->model, c.op) || check_lacks_room(&checks[i], bytes, room))
+        if (!fused_is_used(r->model, c.op) || check_lacks_room(r, &checks[i], bytes, room))
             continue;
         fused_place(&c, memory);
         deadline_begin(r, &checks[i], 0);
@@ -249,7 +251,7 @@ static bool scales_are_right(const struct fp8_state *f, char *memory, struct dev
 static void check_scales(struct run *r, char *memory, size_t room) {
     static const struct timed_check check = {"the update of FP8's scales", "leave out --fp8-format"};
     const struct fp8_delayed delayed = fp8_delayed_scales(&r->model->fp8);
-    if (delayed.count == 0 || check_lacks_room(&check, scales_check_bytes(delayed.delay), room))
+    if (delayed.count == 0 || check_lacks_room(r, &check, scales_check_bytes(delayed.delay), room))
         return;
     deadline_begin(r, &check, 0);
     if (!scales_are_right(&r->model->fp8, memory, &r->dev))

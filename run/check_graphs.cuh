@@ -6,7 +6,7 @@
 #include "run/self_check.cuh"     // self_check_any_rank_wants
 
 #ifdef TARGET_CUDA
-#include "kernels/matmul/choices.cuh" // struct matmul_library
+#include "kernels/matmul/choices.cuh" // matmul_products_hash
 
 struct graph_check_result {
     struct loss_sum loss;
@@ -140,30 +140,15 @@ static bool graph_check_equal(struct run *r, const struct graph_check_results *a
     return !parallel_largest(r->parallel, differs, "the self-check of graphs");
 }
 
-// Returns a hash of the algorithms that were chosen for products, in any order.
-static uint64_t graph_check_products(const struct matmul_library *library) {
-    uint64_t sum = 0;
-    for (int i = 0; i < library->choice_count; i++) {
-        const struct matmul_choice *c = &library->choices[i];
-        sum += hash64(&c->algorithm, sizeof c->algorithm, hash64(&c->key, sizeof c->key, c->fused));
-    }
-    return sum;
-}
 // Writes a verdict's key (SELF_CHECK_KEY bytes), which also changes with ranks, plan, lasting options and algorithms.
 static void graph_check_key(char *key, struct run *r, int kind) {
-    char text[OPTION_TEXT], request[SELF_CHECK_REQUEST];
+    char request[SELF_CHECK_REQUEST];
     const struct config *c = r->config;
     const bool by_cudnn = r->attention.backend == ATTENTION_FUSED || config_attention_in_fp8(c) != FP8_ATTENTION_NONE;
-    uint64_t digest = r->model->timeline.plan.peak_bytes;
-    for (int i = 0; i < CONFIG_ROWS; i++)
-        if (!(config_rows[i].flags & (CONFIG_THIS_START | CONFIG_PER_RANK))) {
-            option_text(text, &config_rows[i], c);
-            digest = hash64(text, strlen(text), digest);
-        }
     snprintf(request, sizeof request,
              " backend=%d ranks=%d by=%s products=%016" PRIx64 " graphs=%016" PRIx64 " kind=%d",
              (int)r->attention.backend, c->ranks, by_cudnn ? fused_describe(&r->dev) : "ours",
-             graph_check_products(r->dev.matmul), digest, kind);
+             matmul_products_hash(r->dev.matmul), self_check_hash_run(r), kind);
     self_check_write_key(key, request, &r->dev);
 }
 // Refuses graphs in this start, which needs no check of them any more.
@@ -174,28 +159,20 @@ static void graphs_refuse(struct run *r, const char *why) {
 // Looks for earlier starts' verdicts on the graphs, after tune_matmuls. Refuses graphs whose check ended badly, or did
 // not end, as where it hung. Every rank calls this.
 static void graphs_recall(struct run *r) {
-    enum { RIGHT, UNKNOWN, BAD };
     struct self_check *s = &r->self_check;
     char key[SELF_CHECK_KEY];
     s->graphs_checked = ~0u;
     if (!r->config->device.cuda_graphs || !self_check_any_rank_wants(r))
         return;
     s->graphs_checked = 0;
-    self_check_read(r);
     for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {
-        struct self_verdict verdict = {SELF_CHECK_UNKNOWN, "", 0, false};
         graph_check_key(key, r, kind);
-        if (r->config->device.self_check == CHECK_AUTO)
-            self_check_find(&verdict, s->known, key);
-        const int here = verdict.kind == SELF_CHECK_RIGHT ? RIGHT : verdict.kind == SELF_CHECK_UNKNOWN ? UNKNOWN : BAD;
-        const int worst = parallel_largest(r->parallel, here, "earlier checks of graphs");
-        s->graphs_checked |= worst == RIGHT ? 1u << kind : 0;
-        if (worst == BAD)
+        const enum self_verdict_kind known = self_check_known(r, key);
+        s->graphs_checked |= known == SELF_CHECK_RIGHT ? 1u << kind : 0;
+        if (known == SELF_CHECK_WRONG)
             graphs_refuse(r, "an earlier start's check of graphs failed, hung or was killed, by " SELF_CHECK_NAME
                              " in --out; --self-check always checks again");
     }
-    free(s->known);
-    s->known = NULL;
 }
 // Keeps a verdict on graphs of some kinds (bits) in --out, before any rank goes on. Every rank calls this.
 static void graphs_keep(struct run *r, unsigned kinds, enum self_verdict_kind kind_of_verdict) {

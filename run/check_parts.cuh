@@ -111,7 +111,7 @@ static size_t cast_bytes(void) { return sizeof(struct cast_check) + fp8_cast_wor
 static void check_casts(struct run *r, char *memory, size_t room) {
     const struct fp8_state *const f = &r->model->fp8;
     struct timed_check check = {"FP8's cast", "leave out --fp8-format"};
-    if (check_lacks_room(&check, cast_bytes(), room))
+    if (check_lacks_room(r, &check, cast_bytes(), room))
         return;
     static const char *const names[FP8_OPERANDS] = {"inputs", "weights", "gradients"};
     for (int i = 0; i < FP8_OPERANDS; i++) {
@@ -125,32 +125,47 @@ static void check_casts(struct run *r, char *memory, size_t room) {
     }
 }
 
-// Checks the casts and copies of this run, where --self-check asks for it, in the memory of activations, which is free
-// before the first step. Warns of what has no room there. A wrong one ends the program. Every rank calls this.
-static void check_parts(struct run *r) {
-    const size_t most_bytes = 1 << 20, alignment = 256;
-    struct gpt *m = r->model;
-    const struct arenas *arenas = &m->timeline.arenas;
-    char *const memory = arenas->base[ARENA_ACTIVATIONS];
-    const size_t room = arenas->bytes[ARENA_ACTIVATIONS];
-    bool offloads = false;
-    if (!self_check_any_rank_wants(r))
-        return;
-    for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
-        offloads = offloads || arenas->bytes[i] > 0;
-    if (fp8_is_on(&m->fp8)) {
-        check_casts(r, memory, room);
-        check_fused_casts(r, memory, room);
-        check_scales(r, memory, room);
-    }
-    const size_t share = room / (2 * COPIES) / alignment * alignment;
+// Ends the program if a copy to the GPU and back is not what it was. Overwrites memory, `room` bytes on the device.
+static void check_copies(struct run *r, char *memory, size_t room) {
+    const size_t most_bytes = 1 << 20, alignment = 256, share = room / (2 * COPIES) / alignment * alignment;
     const struct timed_check copies = {"a copy to this GPU and back", "a run without offloads makes none"};
-    if (!offloads || check_lacks_room(&copies, 2 * COPIES * alignment, room))
+    struct gpt *m = r->model;
+    if (check_lacks_room(r, &copies, 2 * COPIES * alignment, room))
         return;
     deadline_begin(r, &copies, 0);
     if (!copies_are_right(&m->timeline.transfers, memory, share < most_bytes ? share : most_bytes, &r->dev))
         fail("self-check: what is copied to this GPU and back is not what it was; a run without offloads copies none");
     deadline_end(r);
+}
+// Whether this run copies between host and device while it trains.
+static bool check_parts_offloads(const struct arenas *arenas) {
+    bool offloads = false;
+    for (int i = ARENA_HOST_PARAMETERS; i <= ARENA_HOST_ACTIVATIONS; i++)
+        offloads = offloads || arenas->bytes[i] > 0;
+    return offloads;
+}
+// Checks the run's casts and copies, where --self-check asks for it and no earlier start did, in the activations' memory
+// before the first step. Warns of what has no room there. A wrong one ends the program. Every rank calls this.
+static void check_parts(struct run *r) {
+    const struct arenas *arenas = &r->model->timeline.arenas;
+    char *const memory = arenas->base[ARENA_ACTIVATIONS], request[SELF_CHECK_REQUEST], key[SELF_CHECK_KEY];
+    const size_t room = arenas->bytes[ARENA_ACTIVATIONS];
+    const bool casts = fp8_is_on(&r->model->fp8), copies = check_parts_offloads(arenas);
+    if (!self_check_any_rank_wants(r) || !parallel_largest(r->parallel, casts || copies, "whether to check"))
+        return;
+    snprintf(request, sizeof request, " casts and copies, run=%016" PRIx64, self_check_hash_run(r));
+    self_check_write_key(key, request, &r->dev);
+    if (self_check_known(r, key) == SELF_CHECK_RIGHT)
+        return;
+    if (casts) {
+        check_casts(r, memory, room);
+        check_fused_casts(r, memory, room);
+        check_scales(r, memory, room);
+    }
+    if (copies)
+        check_copies(r, memory, room);
+    if (!parallel_largest(r->parallel, r->self_check.lacked_room, "the check of casts and copies"))
+        self_check_keep_right(r, "casts and copies", key);
 }
 
 #else

@@ -11,6 +11,7 @@
 #include "run/levels.h"               // build_commit
 #include "run/libraries.cuh"          // cuda_version_text, library_variant
 #include "runtime/files/file_read.h"  // read_whole
+#include "runtime/files/hash.h"       // hash64
 #include "runtime/machine/child.h"    // child_run
 #include "runtime/machine/say.h"      // say_warning
 #include "runtime/machine/text_add.h" // text_add
@@ -292,19 +293,22 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Writes this build's commit to text (size bytes). If it is unknown or dirty, adds the program file's length and time.
+// Writes to text (size bytes) this build's commit, the program file's length, as one commit is built for several lists
+// of GPUs, and, if the commit is unknown or dirty, the file's time.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");
-    if (tells || stat("/proc/self/exe", &file) != 0)
-        snprintf(text, size, "%s", build_commit);
-    else
-        snprintf(text, size, "%s of %lld bytes, %lld.%09ld", build_commit, (long long)file.st_size,
-                 (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+    snprintf(text, size, "%s", build_commit);
+    if (stat("/proc/self/exe", &file) != 0)
+        return;
+    text_add(text, size, " of %lld bytes", (long long)file.st_size);
+    if (!tells)
+        text_add(text, size, ", %lld.%09ld", (long long)file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
-// Writes a verdict's key (SELF_CHECK_KEY bytes), which changes with GPU name, driver, libraries, program and request.
+// Writes a verdict's key (SELF_CHECK_KEY bytes): GPU name, driver, libraries, program, and the request's own words.
 static void self_check_write_key(char *key, const char *request, struct device *dev) {
     char gpu[256], driver[256], libraries[192], program[128], version[LIBRARY_VERSION], built_with[LIBRARY_VERSION];
+    const char *const words = strstr(request, " backend=");
     int of_driver = 0;
     self_check_driver(driver, sizeof driver);
     cudaDriverGetVersion(&of_driver);
@@ -312,7 +316,7 @@ static void self_check_write_key(char *key, const char *request, struct device *
              cuda_version_text(built_with, CUDART_VERSION), cublasLtGetVersion());
     self_check_program(program, sizeof program);
     snprintf(key, SELF_CHECK_KEY, "%s; %s; %s; %s; " FLOATX_NAME "%s", device_name(gpu, sizeof gpu, dev), driver,
-             libraries, program, strstr(request, " backend="));
+             libraries, program, words ? words : request);
 }
 
 // Sets r->self_check.known to the text of rank 0's verdicts, or "", as where the file can't be read. Every rank calls
@@ -419,6 +423,11 @@ static void self_check_log_refused(struct json *json, const void *context) {
         if (*s->refused[i])
             json_str(json, self_check_backend_name((enum attention_backend)i, &r->dev), s->refused[i]);
 }
+// Whether a new verdict goes to the file in --out.
+static bool self_check_is_kept(const struct self_verdict *verdict, const struct config *c) {
+    const bool counts = verdict->kind == SELF_CHECK_WRONG || (verdict->kind == SELF_CHECK_RIGHT && verdict->lasts);
+    return counts && c->device.self_check == CHECK_AUTO;
+}
 // Appends, on rank 0, verdicts that later starts may use to the file in --out, or warns that it can't. lines: or NULL.
 static void self_check_append(struct run *r, const char *lines) {
     char path[PATH_MAX];
@@ -435,7 +444,7 @@ static void self_check_append(struct run *r, const char *lines) {
         say_warning("%s: cannot be written: %s; the next start checks this GPU again", path, strerror(reason));
 }
 // Appends the new verdicts to the file in --out. Logs refusals and checks that were not made in log.jsonl, which is
-// open. Frees the lines of verdicts: no check of attention may follow.
+// open. No check of attention may follow.
 static void self_check_save(struct run *r) {
     struct self_check *s = &r->self_check;
     self_check_append(r, s->found);
@@ -444,9 +453,8 @@ static void self_check_save(struct run *r) {
         any = any || *s->refused[i];
     if (any)
         log_object(&r->log, r->first_step, "self_check", self_check_log_refused, r);
-    free(s->known);
     free(s->found);
-    s->known = s->found = NULL;
+    s->found = NULL;
 }
 
 // ---- The choice ----
@@ -466,6 +474,43 @@ static bool self_check_is_wanted(const struct config *c) { return self_check_ask
 static bool self_check_any_rank_wants(struct run *r) {
     return r->dev.open && parallel_largest(r->parallel, self_check_is_wanted(r->config), "whether to check");
 }
+// Returns a hash of the plan's bytes and of the options that starts share.
+static uint64_t self_check_hash_run(const struct run *r) {
+    char text[OPTION_TEXT];
+    uint64_t digest = r->model->timeline.plan.peak_bytes;
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (!(config_rows[i].flags & (CONFIG_THIS_START | CONFIG_PER_RANK))) {
+            option_text(text, &config_rows[i], r->config);
+            digest = hash64(text, strlen(text), digest);
+        }
+    return digest;
+}
+// Returns the worst of all ranks' verdicts by the key from earlier starts: RIGHT, UNKNOWN as without one and by
+// --self-check always, or WRONG, also for one that was begun and not ended. Every rank calls this.
+static enum self_verdict_kind self_check_known(struct run *r, const char *key) {
+    struct self_verdict verdict = {SELF_CHECK_UNKNOWN, "", 0, false};
+    static const enum self_verdict_kind kinds[] = {SELF_CHECK_RIGHT, SELF_CHECK_UNKNOWN, SELF_CHECK_WRONG};
+    if (r->config->device.self_check == CHECK_AUTO) {
+        if (!r->self_check.is_read)
+            self_check_read(r);
+        self_check_find(&verdict, r->self_check.known, key);
+    }
+    const int here = verdict.kind == SELF_CHECK_RIGHT ? 0 : verdict.kind == SELF_CHECK_UNKNOWN ? 1 : 2;
+    return kinds[parallel_largest(r->parallel, here, "earlier checks")];
+}
+// Keeps in --out that all ranks have found `what` right, before any rank goes on. Every rank calls this.
+static void self_check_keep_right(struct run *r, const char *what, const char *key) {
+    struct self_verdict verdict = {SELF_CHECK_RIGHT, "", 0, true};
+    char *lines = NULL;
+    parallel_barrier(r->parallel, what); // a rank that has found it wrong has ended
+    if (!self_check_is_kept(&verdict, r->config))
+        return;
+    snprintf(verdict.text, sizeof verdict.text, "%s", what);
+    self_check_add(&lines, &verdict, key);
+    self_check_append(r, lines);
+    free(lines);
+}
+
 // Returns the simpler backend to compare with, or ATTENTION_AUTO where there is none or it needs too much memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
@@ -541,11 +586,6 @@ static struct attention_check self_check_needed(const struct attention_check *ch
     needed.biases = needed.amax = false;
     needed.dropout = 0;
     return needed;
-}
-// Whether a new verdict goes to the file in --out.
-static bool self_check_is_kept(const struct self_verdict *verdict, const struct config *c) {
-    const bool counts = verdict->kind == SELF_CHECK_WRONG || (verdict->kind == SELF_CHECK_RIGHT && verdict->lasts);
-    return counts && c->device.self_check == CHECK_AUTO;
 }
 // Makes a check, unless its verdict is known. Returns false if some rank's backend is wrong; refused[] of that backend
 // is then why, in r->self_check. A missing verdict passes, but not cuDNN by auto. Every rank calls this.

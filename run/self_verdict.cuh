@@ -28,6 +28,7 @@ struct self_check {
     double seconds;           // of all checks
     struct self_verdict last; // of our own kernels, or UNKNOWN
     struct self_measured measured;
+    bool lacked_room;        // for a check of casts or copies
     unsigned graphs_checked; // bits 1 << kind of micro-step, whose graphs need no check (any more) in this start
     char refused[ATTENTION_BACKENDS_COUNT][320]; // why a backend may not be chosen; "": it may
 };

@@ -256,12 +256,25 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
+// Whether earlier starts have found the listed products and their algorithms right on all ranks. key (SELF_CHECK_KEY
+// bytes) = what names the verdict. Every rank calls this.
+static bool tune_products_known(struct run *r, char *key) {
+    char request[SELF_CHECK_REQUEST];
+    snprintf(request, sizeof request, " products=%016" PRIx64, matmul_products_hash(r->dev.matmul));
+    self_check_write_key(key, request, &r->dev);
+    return self_check_known(r, key) == SELF_CHECK_RIGHT;
+}
 // Proves all listed products if they are to be proven `here`. All ranks replace choices that any rank finds wrong by
-// the heuristics' first, which ends the program if it is wrong, too. Returns how many. Every rank calls this.
-static int tune_check_products(struct run *r, bool here) {
+// the heuristics' first, which ends the program if it is wrong, too. Returns how many. If none, keeps the verdict, by
+// which a later start proves nothing and has *known true. Every rank calls this.
+static int tune_check_products(struct run *r, bool here, bool *known) {
     struct matmul_library *library = r->dev.matmul;
     bool wrong[MATMUL_PLANS], dropped[MATMUL_PLANS] = {false};
+    char key[SELF_CHECK_KEY];
     int count = 0;
+    *known = tune_products_known(r, key);
+    if (*known)
+        return 0;
     for (int i = 0; i < MATMUL_PLANS; i++)
         wrong[i] = here && i < library->product_count;
     if (here)
@@ -283,6 +296,8 @@ static int tune_check_products(struct run *r, bool here) {
     for (int i = 0; i < MATMUL_PLANS; i++)
         if (dropped[i])
             matmul_fail_wrong(&library->products[i].gemm, "its chosen algorithm and the heuristics' first differ");
+    if (count == 0)
+        self_check_keep_right(r, "products", key);
     return count;
 }
 static void tune_log_wrong(struct json *json, const void *text) {
@@ -331,6 +346,7 @@ static void tune_matmuls(struct run *r) {
     char path[PATH_MAX] = "";
     const double begin = seconds_now();
     const bool proves = self_check_any_rank_wants(r);
+    bool known = false;
     if (c->device.matmul_tuning || proves) {
         matmul_list_begin(r->dev.matmul);
         gpt_dry_run(r->model);
@@ -338,13 +354,12 @@ static void tune_matmuls(struct run *r) {
     }
     if (!c->device.matmul_tuning) {
         if (proves)
-            tune_check_products(r, true);
+            tune_check_products(r, true, &known);
         snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
         if (proves)
-            snprintf(
-                r->tuning, sizeof r->tuning,
-                "the heuristics' first (--matmul-tuning=false); all %d products are right by sums in double, %.2f s",
-                r->dev.matmul->product_count, seconds_now() - begin);
+            text_add(r->tuning, sizeof r->tuning, "; all %d products are right by %s, %.2f s",
+                     r->dev.matmul->product_count, known ? SELF_CHECK_NAME " in --out" : "sums in double",
+                     seconds_now() - begin);
         return;
     }
     struct matmul_algorithms *others = tune_allocate();
@@ -356,7 +371,7 @@ static void tune_matmuls(struct run *r) {
     }
     if (r->parallel)
         tune_share(r);
-    const int dropped = proves ? tune_check_products(r, timed < r->dev.matmul->product_count) : 0;
+    const int dropped = proves ? tune_check_products(r, timed < r->dev.matmul->product_count, &known) : 0;
     if (c->rank == 0) {
         tune_report_wrong(r, dropped);
         size_t bytes = 0;

@@ -71,10 +71,11 @@ class SelfCheck(unittest.TestCase):
         self.assertEqual(losses, again)
         with open(self.folder.name + "/once/self_check.txt", encoding="utf-8") as file:
             lines = file.read().splitlines()
-        self.assertEqual(len(lines), 5, lines)
-        self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$")
-        for line, kind in zip(lines[3:], ("begun", "right")):
-            self.assertRegex(line, f"^{kind}\\tgraphs\\temulated GPU; .*; bf16 backend=\\d ranks=1 by=ours products=0{{16}} graphs=[0-9a-f]{{16}} kind=0$")
+        self.assertEqual(len(lines), 6, lines)
+        self.assertRegex(lines[0], r"^right\twithin 0\.00\d+\temulated GPU; .* of %d bytes.*; bf16 backend=\d simpler=\d heads=2 groups=1 dim=64 [^\n]*$" % os.path.getsize(PROGRAM))
+        self.assertRegex(lines[3], r"^right\tproducts\temulated GPU; .*; bf16 products=[0-9a-f]{16}$")
+        for line, kind in zip(lines[4:], ("begun", "right")):
+            self.assertRegex(line, f"^{kind}\\tgraphs\\temulated GPU; .*; bf16 backend=\\d ranks=1 by=ours products=[0-9a-f]{{16}} graphs=[0-9a-f]{{16}} kind=0$")
         for line in lines[1:3]:
             self.assertRegex(line, r"^right\t\d[0-9.]* ms\temulated GPU; .*; bf16 backend=3 others=2 cudnn=0 B=1 T=32 .*; time of [13]$")
         always, _ = self.start("once", "--self-check", "always", TRAIN_GPT_SELF_CHECK="off")
@@ -331,15 +332,17 @@ class SelfCheck(unittest.TestCase):
         """Where no algorithm is timed, the heuristics' first one is compared with sums in double."""
         right, _ = self.start("products")
         self.assertRegex(self.row(right, "matmul algorithms"), r"all \d+ products are right by sums in double")
-        wrong, _ = self.start("products", EMU_CUBLASLT_WRONG="0")
+        again, _ = self.start("products")
+        self.assertRegex(self.row(again, "matmul algorithms"), r"all \d+ products are right by self_check.txt in --out")
+        wrong, _ = self.start("products", "--self-check", "always", EMU_CUBLASLT_WRONG="0")
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, r"cuBLASLt multiplies wrongly on this GPU: of a product of \d+ x \d+ x \d+ its algorithm differs")
 
     def test_algorithms_from_before_are_checked(self):
-        """A run that goes on may have another library or GPU, which no key tells. A wrong one gives way to the heuristics' first."""
+        """A file of algorithms may come from elsewhere, as from another GPU of the same name. A wrong one gives way to the heuristics' first."""
         times = {"EMU_CUBLASLT_TIMES": "900,200,300,800", "EMU_CUBLASLT_BGRAD_TIMES": "900", "EMU_CUBLASLT_DGELU_TIMES": "900"}
-        def kept():
-            with open(self.folder.name + "/tuned/matmul_algorithms.txt", encoding="utf-8") as file:
+        def kept(name="tuned"):
+            with open(f"{self.folder.name}/{name}/matmul_algorithms.txt", encoding="utf-8") as file:
                 return set(re.findall(r"^rows=.* candidate=(\d+)", file.read(), re.M))
 
         _, first = self.start("first")
@@ -348,14 +351,20 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(self.row(tuned, "matmul algorithms"), "timed in .*; " + left_out)
         self.assertRegex(self.refused[0]["matmul algorithms"], left_out)
         self.assertEqual(kept(), {"2"})
-        wrong, losses = self.start("tuned", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="2")
+        self.take_algorithms("tuned", "copied")
+        wrong, losses = self.start("copied", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="2")
         gives_way = r"\d+ chosen ones multiply wrongly, and give way to the heuristics' first"
         self.assertRegex(self.row(wrong, "matmul algorithms"), r"\d+ products, 0 timed .*; " + gives_way)
         self.assertRegex(self.refused[-1]["matmul algorithms"], gives_way)
-        self.assertEqual((losses, kept()), (first, {"0"}))
-        wrong, _ = self.start("tuned", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="0")
+        self.assertEqual((losses, kept("copied")), (first, {"0"}))
+        wrong, _ = self.start("copied", "--matmul-tuning=true", **times, EMU_CUBLASLT_WRONG="0")
         self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
         self.assertRegex(wrong.stderr, "cuBLASLt multiplies wrongly on this GPU: .* its chosen algorithm and the heuristics' first differ")
+
+    def take_algorithms(self, name, other):
+        """Gives a new --out of another name this one's file of algorithms, and no verdicts."""
+        os.mkdir(f"{self.folder.name}/{other}")
+        shutil.copy(f"{self.folder.name}/{name}/matmul_algorithms.txt", f"{self.folder.name}/{other}")
 
     def test_gelus_epilogue_from_before_is_checked(self):
         """A product that was fused with GELU's derivative at the first start is held against one that is not."""
@@ -363,9 +372,11 @@ class SelfCheck(unittest.TestCase):
         options = ["--matmul-tuning=true", "--flash-kernels", "wgmma"]
         tuned, fused = self.start("gelu", *options, **times)
         self.assertIn("; 1 by an epilogue", self.row(tuned, "matmul algorithms"))
-        again, same = self.start("gelu", *options, **times)
+        for name in "gelu_right", "gelu_wrong":
+            self.take_algorithms("gelu", name)
+        again, same = self.start("gelu_right", *options, **times)
         self.assertEqual((same, self.refused), (fused, []), again.stderr)
-        wrong, losses = self.start("gelu", *options, **times, EMU_CUBLASLT_WRONG="1")
+        wrong, losses = self.start("gelu_wrong", *options, **times, EMU_CUBLASLT_WRONG="1")
         self.assertRegex(self.row(wrong, "matmul algorithms"), "; 1 chosen ones multiply wrongly, and give way to the heuristics' first")
         self.assertEqual(losses, self.start("plain", "--flash-kernels", "wgmma")[1])
 
@@ -421,11 +432,15 @@ class SelfCheck(unittest.TestCase):
                 self.assertRegex(said, r"the GPU has kept the host for 0\.2 s\. Enqueued last, the newest first: .*cublasLtMatmul")
 
     def test_casts_are_checked(self):
+        """Once, as a verdict of right is kept."""
         recipes = {"tensorwise": [], "delayed": [], "blockwise": ["--seq-length", 128]}
         for recipe in chosen(list(recipes), ["tensorwise"]):
             options = ["--fp8-format", "hybrid", "--fp8-recipe", recipe, *recipes[recipe]]
-            right, _ = self.start("casts", *options)
-            self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+            for _ in range(2):
+                right, _ = self.start("casts_" + recipe, *options)
+                self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+            with open(f"{self.folder.name}/casts_{recipe}/self_check.txt", encoding="utf-8") as file:
+                self.assertEqual(file.read().count("right\tcasts and copies\t"), 1)
         for fault in chosen(["wrong:fp8_amax", "wrong:fp8_tile"], ["wrong:fp8_tile"]):
             wrong, _ = self.start("casts", "--fp8-format", "hybrid", EMU_FAULT=fault)
             self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
@@ -444,7 +459,7 @@ class SelfCheck(unittest.TestCase):
                   "activation_amax": "the activation that casts to FP8 " + op, "fp8_scales_update": update}
         for fault, said in faults.items():
             with self.subTest(fault):
-                wrong, _ = self.start("delayed", *delayed, EMU_FAULT="wrong:" + fault)
+                wrong, _ = self.start("delayed_wrong", *delayed, EMU_FAULT="wrong:" + fault)
                 self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
                 self.assertIn("self-check: " + said, wrong.stderr)
 
@@ -453,7 +468,7 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("not made: it did not end within 1e-09 s", self.row(result, "self-check"))
         self.assertEqual(self.refused, [{name: f"not {done}: it did not end within 1e-09 s" for name, done in (("attention", "made"), ("attention's time", "measured"))}])
         with open(self.folder.name + "/unknown/self_check.txt", encoding="utf-8") as file:
-            self.assertRegex(file.read(), r"^begun\tgraphs\t[^\n]*\nright\tgraphs\t[^\n]*\n$")  # and none of attention
+            self.assertRegex(file.read(), r"^right\tproducts\t[^\n]*\nbegun\tgraphs\t[^\n]*\nright\tgraphs\t[^\n]*\n$")  # and none of attention
         said, statuses = self.ranks("of_rank", environments=({}, {"TRAIN_GPT_SELF_CHECK_SECONDS": "1e-9"}))
         self.assertEqual(statuses, [0, 0], said)
         not_made, not_measured = "not made: rank 1 came to no verdict", "not measured: rank 1 could not measure it"

@@ -5,6 +5,7 @@
 #pragma once
 #include "kernels/matmul/candidates.cuh" // struct matmul_candidates, matmul_judge
 #include "kernels/matmul/proof.cuh"      // matmul_is_proven
+#include "runtime/files/hash.h"          // hash64
 
 void matmul_list_begin(struct matmul_library *library) {
     library->listing = true;
@@ -89,6 +90,15 @@ bool matmul_drop_choice(struct matmul_library *library, const struct matmul_prod
         key, matmul_plan_for(&product->gemm, product->dbias, library)->algorithm, false, 0, 0, 0};
     matmul_keep_choice(library, &first);
     return true;
+}
+uint64_t matmul_products_hash(struct matmul_library *library) {
+    uint64_t sum = 0;
+    for (int i = 0; i < library->product_count; i++) {
+        const struct matmul_product *product = &library->products[i];
+        const struct matmul_plan *plan = matmul_plan_for(&product->gemm, product->dbias, library);
+        sum += hash64(&plan->algorithm, sizeof plan->algorithm, hash64(&plan->key, sizeof plan->key, plan->fused));
+    }
+    return sum;
 }
 bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev) {
