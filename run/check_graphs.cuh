@@ -53,11 +53,22 @@ struct graph_check_work {
     struct graph_check_scales before; // graph_check_pass sets them back
 };
 
+enum { GRAPH_CHECK_STEPS = 3 };
+// indices (GRAPH_CHECK_STEPS) = micro-steps of a step of of_step, with at least one of each kind of that step.
+static void graph_check_indices(int *indices, const struct gpt *m, int of_step) {
+    const int last = of_step - 1;
+    indices[0] = 0;
+    indices[1] = last > 0 && last_micro_step_differs(m) ? 1 : last;
+    indices[2] = last;
+}
 // Returns kinds (bits 1 << kind) to check in a step of of_step micro-steps; 0 while FP8 calibrates, which records none.
 static unsigned graph_check_due(const struct run *r, int of_step) {
     const struct gpt *m = r->model;
-    const unsigned kinds = 1u << micro_step_kind(m, 0, of_step) | 1u << micro_step_kind(m, of_step > 1, of_step) |
-                           1u << micro_step_kind(m, of_step - 1, of_step);
+    int indices[GRAPH_CHECK_STEPS];
+    unsigned kinds = 0;
+    graph_check_indices(indices, m, of_step);
+    for (int i = 0; i < GRAPH_CHECK_STEPS; i++)
+        kinds |= 1u << micro_step_kind(m, indices[i], of_step);
     return m->fp8.calibrates ? 0 : kinds & ~r->self_check.graphs_checked;
 }
 
@@ -94,16 +105,17 @@ static struct graph_check_results graph_check_pass(struct run *r, const struct g
     struct gpt *m = r->model;
     const struct arenas *arenas = &m->timeline.arenas;
     const uint64_t micro_step = m->steps.micro_step;
-    const int of_step = m->steps.of_step, last = of_step - 1;
-    const int indices[] = {0, last > 0 && last_micro_step_differs(m) ? 1 : last, last};
+    const int of_step = m->steps.of_step;
+    int indices[GRAPH_CHECK_STEPS];
     struct graph_check_results results;
     unsigned done = 0;
     memset(&results, 0, sizeof results);
+    graph_check_indices(indices, m, of_step);
     cuda_check(cudaDeviceSynchronize());
     if (arenas->bytes[ARENA_GRADIENTS] > 0)
         device_zero(arenas->base[ARENA_GRADIENTS], arenas->bytes[ARENA_GRADIENTS],
                     m->dev); // gaps between tensors stay 0
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < GRAPH_CHECK_STEPS; i++) {
         const int kind = micro_step_kind(m, indices[i], of_step);
         if (!(done >> kind & 1))
             results.kinds[kind] = graph_check_micro_step(m, indices[i], work->batch, work->scale);
