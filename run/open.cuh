@@ -351,7 +351,9 @@ static void allocate_model(struct run *r) {
     connect_ranks(r);
     plan_again(r);
     fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
+    watch_loading(r->device_watch);
     gpt_allocate(r->model);
+    long_wait_end(r->device_watch);
     if (r->parallel)
         gpt_connect(r->model, &r->collectives);
 }

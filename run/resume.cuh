@@ -11,6 +11,7 @@
 #include "runtime/files/links.h"   // path_is_below, file_stays_in_folder
 #include "runtime/machine/say.h"   // say_warning
 #include "run/text_files.cuh"      // find_text_file
+#include "run/watch_device.cuh"    // watch_loading
 
 // ---- starting ----
 
@@ -119,6 +120,7 @@ static void load_model(struct run *r) {
     struct error_text error;
     const char *problem;
     r->best_val_loss = NAN;
+    watch_loading(r->device_watch);
     if (*c->checkpoint) {
         struct trainer_state state = trainer_state_read(c->checkpoint);
         problem = load_checkpoint(r, &state, &error);
@@ -142,6 +144,7 @@ static void load_model(struct run *r) {
         if (problem)
             fail("%s", problem);
     }
+    long_wait_end(r->device_watch);
 }
 
 // ---- checkpoints ----

@@ -18,6 +18,17 @@ static void warn_host_waits(double seconds, const void *unused) {
         "always judges attention's kernels",
         seconds, launched_last(names, sizeof names));
 }
+// Warns that allocating or loading the model has taken `seconds` so far.
+static void warn_loading_is_slow(double seconds, const void *unused) {
+    say_warning("the model is not loaded after %g s: its files are read slowly, or the GPU has hung", seconds);
+}
+// Begins to watch allocating or loading the model, until long_wait_end. watch: or NULL.
+static void watch_loading(struct long_wait *watch) {
+    if (!watch)
+        return;
+    const struct long_wait_limit limit = {watch->limit.seconds, warn_loading_is_slow, NULL};
+    long_wait_begin_within(watch, &limit);
+}
 // Opens a watch, for long_wait_close; NULL without GPU or memory. A bad TRAIN_GPT_WATCH_SECONDS ends the program.
 static struct long_wait *watch_device(const struct device *dev) {
     const char *const text = getenv("TRAIN_GPT_WATCH_SECONDS");

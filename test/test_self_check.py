@@ -407,7 +407,7 @@ class SelfCheck(unittest.TestCase):
         self.assertRegex(result.stderr, "self-check: the measurement of this GPU's rates did not .*the newest first: cublasLtMatmul")
 
     def test_what_does_not_train_is_watched(self):
-        """Evaluation, scores, generation and chat."""
+        """Loading, evaluation, scores, generation and chat."""
         self.start("asked_model", "--checkpoint-every", 2, "--self-check", "off")
         model, text = self.folder.name + "/asked_model/checkpoints/step_00000002", self.folder.name + "/text.txt"
         with open(model + "/chat_format.json", "w", encoding="utf-8") as file:
@@ -419,17 +419,19 @@ class SelfCheck(unittest.TestCase):
         evaluates = ["--eval-only", "--seq-length", 32, "--micro-batch-size", 1]
         cases = [[*evaluates, "--val-data", self.folder.name + "/t_train_*.bin"], ["--generate", "for", "--sample-tokens", 2],
                  ["--chat", "--seq-length", 32], [*evaluates, "--perplexity", text]]
-        for options in cases:
-            with self.subTest(options[0]), open(text, encoding="utf-8") as turns:
+        kept = r"the GPU has kept the host for 0\.2 s\. Enqueued last, the newest first: .*cublasLtMatmul"
+        loading = r"the model is not loaded after 0\.2 s: its files are read slowly, or the GPU has hung"
+        for options, fault, expected in [(["--generate", "for", "--self-check", "off"], "a copy", loading), *((case, "cublasLtMatmul", kept) for case in cases)]:
+            with self.subTest(f"{options[0]}, {fault}"), open(text, encoding="utf-8") as turns:
                 process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", model, *options, stdin=turns,
-                                     EMU_FAULT="hang:cublasLtMatmul", TRAIN_GPT_WATCH_SECONDS="0.2")
+                                     EMU_FAULT="hang:" + fault, TRAIN_GPT_WATCH_SECONDS="0.2")
                 timer = threading.Timer(20, process.kill)
                 timer.start()
-                said = next((line for line in process.stderr if "has kept" in line), "")
+                said = next((line for line in process.stderr if "0.2 s" in line), "")
                 timer.cancel()
                 process.kill()
                 process.communicate()
-                self.assertRegex(said, r"the GPU has kept the host for 0\.2 s\. Enqueued last, the newest first: .*cublasLtMatmul")
+                self.assertRegex(said, expected)
 
     def test_casts_are_checked(self):
         """Once, as a verdict of right is kept."""
