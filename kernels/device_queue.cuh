@@ -7,8 +7,8 @@
 #include <stdio.h>                    // snprintf
 
 // Opens the GPU of process local_rank, from 0, of this host: number local_rank modulo the visible GPUs, now current.
-// Ends the program where no GPU is visible. Unless may_share, ends it where several are, but at most local_rank. *dev
-// is zero but for `threads` and `planned`. matmul_create and device_close follow. The cpu target does nothing.
+// Ends the program where none is visible, where that one can't run the program, and, unless may_share, where several are
+// visible, but at most local_rank. *dev is zero but for `threads` and `planned`. matmul_create and device_close follow.
 static void device_open(struct device *dev, int local_rank, bool may_share);
 // Closes the device, after matmul_destroy and attention_close; does nothing where it is not open.
 static void device_close(struct device *dev);
@@ -89,6 +89,19 @@ static size_t device_used_bytes(struct device *dev) {
     return available < dev->free_bytes ? dev->free_bytes - available : 0;
 }
 
+static __global__ void device_code_kernel(void) {}
+// Ends the program if it has no machine code, nor PTX that the driver takes, for the current GPU, number `index`.
+static void device_check_code(int index) {
+    struct cudaFuncAttributes attributes;
+    struct cudaDeviceProp properties;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, device_code_kernel);
+    if (status == cudaSuccess)
+        return;
+    cuda_check(cudaGetDeviceProperties(&properties, index));
+    fail("this program does not run on %s, of compute capability %d.%d: %s; `make cuda GPU_ARCH=release` builds one "
+         "for GPUs from 8.0 on, --device cpu trains on the CPU",
+         properties.name, properties.major, properties.minor, cudaGetErrorString(status));
+}
 static void device_open(struct device *dev, int local_rank, bool may_share) {
     int count = 0;
     cuda_check(cudaGetDeviceCount(&count));
@@ -98,6 +111,7 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {
              local_rank + 1, count);
     dev->index = local_rank % count;
     cuda_check(cudaSetDevice(dev->index));
+    device_check_code(dev->index);
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
     for (int i = 0; i < DEVICE_EVENTS; i++)
         cuda_check(cudaEventCreate(&dev->events[i]));

@@ -83,6 +83,11 @@ class SelfCheck(unittest.TestCase):
         other, _ = self.start("once", "--num-query-groups", 2)
         self.assertRegex(self.row(other, "self-check"), r"; \d+\.\d\d s$")
 
+    def test_a_program_for_other_gpus_is_said(self):
+        result, _ = self.start("no_code", EMU_NO_CODE="1")
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "does not run on emulated GPU, of compute capability 9.0: no kernel image .*; `make cuda GPU_ARCH=release` builds one")
+
     def test_off(self):
         off, losses = self.start("off", "--self-check", "off")
         self.assertEqual(self.row(off, "self-check"), "")

@@ -7,6 +7,7 @@
 //   that
 //                            two ranks of test/emu/nccl.h can't share one.
 //   EMU_CAPABILITY           the compute capability; 8.0 if unset
+//   EMU_NO_CODE              set: the program has no code for the device
 //   EMU_PINNED_BYTES         how much of the host's memory can be registered
 //   EMU_GRAPH_NODES          the largest number of nodes of a graph that there is memory for
 //   EMU_STREAMS              eager, or N: test/emu/stream.h
@@ -236,6 +237,13 @@ cudaError_t emu_set_shared_limit(const void *kernel, int bytes);
 template <class Kernel>
 static inline cudaError_t cudaFuncSetAttribute(Kernel *kernel, enum cudaFuncAttribute attribute, int value) {
     return emu_set_shared_limit((const void *)kernel, value);
+}
+struct cudaFuncAttributes {
+    int binaryVersion;
+};
+template <class Kernel>
+static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, Kernel *kernel) {
+    return getenv("EMU_NO_CODE") ? cudaErrorNoKernelImageForDevice : cudaSuccess;
 }
 
 inline uint64_t emu_conflicts; // of ldmatrix, in all kernels that ran so far

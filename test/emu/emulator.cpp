@@ -16,6 +16,7 @@ const char *cudaGetErrorString(cudaError_t status) {
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     case cudaErrorECCUncorrectable: return "uncorrectable ECC error encountered";
     case cudaErrorNvlinkUncorrectable: return "uncorrectable NVLink error detected during the execution";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
