@@ -274,7 +274,7 @@ static void gpt_record_plan(struct gpt *m, bool keeps_copy) {
     }
     if (m->config.evaluation.val_every > 0 || m->config.evaluation.eval_only || config_scores(&m->config))
         gpt_plan_evaluation(m);
-    if (m->config.evaluation.sample_every > 0 || config_generates(&m->config)) {
+    if (config_samples(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
     }

@@ -558,6 +558,10 @@ static inline bool config_generates(const struct config *c) { return *c->evaluat
 static inline bool config_trains(const struct config *c) {
     return !c->evaluation.eval_only && !config_generates(c) && !*c->finetuning.lora_merge;
 }
+// Whether the run draws text from the model: --generate, --chat, or --sample-every while it trains.
+static inline bool config_samples(const struct config *c) {
+    return config_generates(c) || (config_trains(c) && c->evaluation.sample_every > 0);
+}
 // Returns the option that keeps a run from training, without its leading dashes. config_trains must be false.
 static inline const char *config_option_against_training(const struct config *c) {
     return c->evaluation.eval_only     ? "eval-only"

@@ -19,6 +19,7 @@ struct attention_check {
     float dropout;                           // --attention-dropout
     bool any_order;                          // backward's bits may differ between calls
     bool forward_only;                       // as where nothing trains; biases and amax must be false
+    bool decodes;                            // decoding is judged, instead of the backend
     bool in_fp8;                             // by cuDNN, instead of bf16
     struct fp8_attention_demands fp8;        // where in_fp8
     uint64_t cudnn;                          // fused_installed(); 0 if `backend` is not fused

@@ -60,6 +60,15 @@ static void check_fp8_attention(struct run *r, enum attention_backend backend) {
     text_add(r->attention.reason, sizeof r->attention.reason, "; %s by %s", fp8_attention_passes(c),
              fp8_attention_describe(&r->dev));
 }
+// Ends the program where the run draws text, and attention's kernels of decoding are wrong. Every rank calls this.
+static void check_decoding(struct run *r) {
+    const bool trains = config_trains(r->config);
+    const char *const refused = self_check_decoding(r);
+    if (refused)
+        fail("decoding attention, which --%s needs, %s; %s, or install another driver",
+             trains ? "sample-every" : config_option_against_training(r->config), refused,
+             trains ? "leave --sample-every out" : "start with --device cpu");
+}
 // Ends the process with advice and EXIT_USAGE if it exits while starting *threads (an int) threads; 0: it starts none.
 static void explain_threads(int status, void *threads) {
     if (*(const int *)threads == 0)
@@ -318,6 +327,7 @@ static void plan_model(struct run *r) {
     if (fused_exceeds_memory(r))
         r->attention = choose_attention(r, "a plan with its workspace exceeds the memory");
     check_fp8_attention(r, r->attention.backend);
+    check_decoding(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     if (c->memory.plan || (c->recompute.recompute_granularity == RECOMPUTE_AUTO && config_trains(c)))
         find_rates(r);

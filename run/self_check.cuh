@@ -8,6 +8,7 @@
 
 #ifdef TARGET_CUDA
 #include "run/check_attention.cuh"    // check_attention
+#include "run/check_decode.cuh"       // check_decode
 #include "run/levels.h"               // build_commit
 #include "run/libraries.cuh"          // cuda_version_text, library_variant
 #include "runtime/files/file_read.h"  // read_whole
@@ -40,11 +41,11 @@ static void self_check_write_request(char *text, const struct attention_check *c
         text, SELF_CHECK_REQUEST,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%.9g softcap=%.9g hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%.9g B=%d T=%d cudnn=%" PRIx64 " fp8=%d forward_only=%d",
+        "biases=%d amax=%d any_order=%d dropout=%.9g B=%d T=%d cudnn=%" PRIx64 " fp8=%d forward_only=%d decodes=%d",
         (int)getpid(), gpu, (int)check->backend, (int)check->simpler, s->num_heads, s->num_query_groups, s->head_dim,
         (double)s->scale, (double)s->softcap, check->hides_keys, check->rotary, check->biases, check->amax,
         check->any_order, (double)check->dropout, sized ? s->B : 0, sized ? s->T : 0, check->cudnn,
-        self_check_fp8_bits(check), check->forward_only);
+        self_check_fp8_bits(check), check->forward_only, check->decodes);
 }
 static bool self_check_is_backend(int backend) { return backend >= 0 && backend < ATTENTION_BACKENDS_COUNT; }
 static bool self_check_heads_are_valid(const struct attention_shape *s) {
@@ -54,16 +55,17 @@ static bool self_check_heads_are_valid(const struct attention_shape *s) {
 // Reads what self_check_write_request wrote. Returns false where this program can't make such a check.
 static bool self_check_read_request(struct attention_check *check, int *parent, int *gpu, const char *text) {
     struct attention_shape *s = &check->shape;
-    int backend, simpler, hides, rotary, biases, amax, any_order, fp8, forward_only;
+    int backend, simpler, hides, rotary, biases, amax, any_order, fp8, forward_only, decodes;
     memset(check, 0, sizeof *check);
     const int read = sscanf(
         text,
         FLOATX_NAME
         " parent=%d gpu=%d backend=%d simpler=%d heads=%d groups=%d dim=%d scale=%f softcap=%f hides=%d rotary=%d "
-        "biases=%d amax=%d any_order=%d dropout=%f B=%d T=%d cudnn=%" SCNx64 " fp8=%d forward_only=%d",
+        "biases=%d amax=%d any_order=%d dropout=%f B=%d T=%d cudnn=%" SCNx64 " fp8=%d forward_only=%d decodes=%d",
         parent, gpu, &backend, &simpler, &s->num_heads, &s->num_query_groups, &s->head_dim, &s->scale, &s->softcap,
-        &hides, &rotary, &biases, &amax, &any_order, &check->dropout, &s->B, &s->T, &check->cudnn, &fp8, &forward_only);
-    if (read != 20 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
+        &hides, &rotary, &biases, &amax, &any_order, &check->dropout, &s->B, &s->T, &check->cudnn, &fp8, &forward_only,
+        &decodes);
+    if (read != 21 || *gpu < 0 || !self_check_is_backend(backend) || !self_check_is_backend(simpler) ||
         !self_check_heads_are_valid(s) || (backend == ATTENTION_FUSED && (s->B < 1 || s->T < 1)))
         return false;
     check->backend = (enum attention_backend)backend;
@@ -74,6 +76,7 @@ static bool self_check_read_request(struct attention_check *check, int *parent, 
     check->amax = amax;
     check->any_order = any_order;
     check->forward_only = forward_only;
+    check->decodes = decodes;
     check->in_fp8 = fp8 & 1;
     check->fp8.full = fp8 >> 1 & 1;
     check->fp8.delayed = fp8 >> 2 & 1;
@@ -147,7 +150,9 @@ static int self_check_serve(const char *request) {
     if (!self_check_read_request(&check, &parent, &gpu, request))
         fail("a self-check's request is not understood: %s", request);
     self_check_open(&dev, &properties, parent, gpu);
-    if (check.backend == ATTENTION_FUSED)
+    if (check.decodes)
+        check_decode(reason, sizeof reason, &check, &largest, &dev);
+    else if (check.backend == ATTENTION_FUSED)
         self_check_cudnn(reason, sizeof reason, &check, &dev);
     else
         self_check_stage(reason, sizeof reason, check, JUDGE_BY_ITSELF, properties.multiProcessorCount, &largest, &dev);
@@ -470,6 +475,9 @@ static bool self_check_asks(const struct config *c, bool by_auto) {
     return false;
 }
 static bool self_check_is_wanted(const struct config *c) { return self_check_asks(c, config_trains(c)); }
+static bool self_check_any_rank_asks(struct run *r) {
+    return r->dev.open && parallel_largest(r->parallel, self_check_asks(r->config, true), "whether to check");
+}
 // Whether any rank is to check its GPU, which is open. Every rank calls this.
 static bool self_check_any_rank_wants(struct run *r) {
     return r->dev.open && parallel_largest(r->parallel, self_check_is_wanted(r->config), "whether to check");
@@ -551,22 +559,25 @@ static struct attention_check attention_check_of(struct run *r, enum attention_b
     check.cudnn = backend == ATTENTION_FUSED ? fused_installed() : 0;
     return check;
 }
-// Shares this rank's verdict of `backend`; GPUs, and so backends, may differ between ranks. Returns a backend that some
-// rank found wrong, or ATTENTION_AUTO. If that is this rank's, *verdict becomes WRONG. Else RIGHT becomes UNKNOWN if
-// another rank has no verdict. Ranks other than 0 warn of their own bad verdicts. Every rank calls this.
+// Shares this rank's verdict of the check's backend, which may differ between ranks, as GPUs may. Returns a backend that
+// some rank found wrong, or ATTENTION_AUTO. If that is this rank's, *verdict becomes WRONG. Else RIGHT becomes UNKNOWN
+// if another rank has no verdict. Ranks other than 0 warn of their own bad verdicts. Every rank calls this.
 static enum attention_backend self_check_agree(struct run *r, struct self_verdict *verdict,
-                                               enum attention_backend backend) {
+                                               const struct attention_check *check) {
     enum { RANKS = 1 << 24 };
+    const enum attention_backend backend = check->backend;
     const int rank = r->config->rank;
     const bool wrong = verdict->kind == SELF_CHECK_WRONG, unknown = verdict->kind == SELF_CHECK_UNKNOWN;
+    const bool is_told = rank == 0 && (check->decodes ? wrong : !config_generates(r->config)); // by report or fail()
+    if ((wrong || unknown) && !is_told)
+        say_warning("rank %d, the self-check of attention by %s: %s", rank,
+                    check->decodes ? "the kernels of decoding" : self_check_backend_name(backend, &r->dev),
+                    verdict->text);
     parallel_barrier(r->parallel, "the self-check"); // the children may take longer than agreement
     const int worst = parallel_largest(r->parallel, wrong ? RANKS * (int)backend + rank + 1 : 0, "the self-check");
     const int without = parallel_largest(r->parallel, unknown ? rank + 1 : 0, "the self-check");
     const bool passes = parallel_largest(r->parallel, wrong && !verdict->lasts, "the self-check");
     const enum attention_backend refused = (enum attention_backend)(worst / RANKS);
-    if ((wrong || unknown) && (rank > 0 || config_generates(r->config))) // else rank 0 has its report
-        say_warning("rank %d, the self-check of attention by %s: %s", rank, self_check_backend_name(backend, &r->dev),
-                    verdict->text);
     if (refused == backend && !wrong) {
         verdict->kind = SELF_CHECK_WRONG;
         verdict->lasts = !passes;
@@ -615,10 +626,10 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
         if (verdict.kind != SELF_CHECK_UNKNOWN)
             self_check_add(&s->known, &here, key);
     }
-    const enum attention_backend wrong = self_check_agree(r, &verdict, backend);
+    const enum attention_backend wrong = self_check_agree(r, &verdict, check);
     if (is_new && !missing && self_check_is_kept(&verdict, r->config))
         self_check_add(&s->found, &verdict, key);
-    if (backend != ATTENTION_FUSED || verdict.kind == SELF_CHECK_UNKNOWN)
+    if (!check->decodes && (backend != ATTENTION_FUSED || verdict.kind == SELF_CHECK_UNKNOWN))
         s->last = verdict;
     if (wrong == ATTENTION_AUTO)
         return true;
@@ -630,7 +641,7 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
 // Checks a backend where a check is wanted, in a run that does not train, too. Returns self_check_passes's result, or
 // true. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
-    if (!r->dev.open || !parallel_largest(r->parallel, self_check_asks(r->config, true), "whether to check"))
+    if (!self_check_any_rank_asks(r))
         return true;
     const struct attention_check check = attention_check_of(r, backend);
     return self_check_passes(r, &check, refused);
@@ -643,6 +654,20 @@ static bool self_check_fp8_attention(struct run *r, struct fp8_attention_demands
     check.in_fp8 = true;
     check.fp8 = demands;
     return self_check_passes(r, &check, refused);
+}
+// Checks decoding as self_check_attention does a backend, if the run decodes. Returns why some rank's is wrong, or NULL.
+static const char *self_check_decoding(struct run *r) {
+    const char *refused[ATTENTION_BACKENDS_COUNT] = {NULL};
+    struct attention_check check;
+    if (!config_samples(r->config) || !self_check_any_rank_asks(r))
+        return NULL;
+    memset(&check, 0, sizeof check);
+    check.backend = ATTENTION_FLASH; // by its name ranks agree
+    check.shape = attention_shape_of(r->config, 1, 1);
+    check.hides_keys = config_window(r->config) > 0;
+    check.forward_only = check.decodes = true;
+    self_check_passes(r, &check, refused);
+    return refused[check.backend];
 }
 
 // Logs the last check's verdict in the row "self-check", unless none was made or it is WRONG.
@@ -671,6 +696,7 @@ static bool self_check_attention(struct run *r, enum attention_backend backend, 
 static bool self_check_fp8_attention(struct run *r, struct fp8_attention_demands demands, const char **refused) {
     return true;
 }
+static const char *self_check_decoding(struct run *r) { return NULL; }
 static void self_check_save(struct run *r) {}
 
 #endif

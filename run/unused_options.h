@@ -7,7 +7,7 @@
 // Prints a note for each option that the user gave, to another value than its default, and that does nothing here.
 static void report_unused_options(const struct config *c) {
     const struct config *const asked = c->asked ? c->asked : c; // before auto's choice took its place
-    const bool samples = c->evaluation.sample_every > 0 || *c->evaluation.generate != '\0' || c->evaluation.chat;
+    const bool samples = config_samples(c);
     const bool documents = c->data.reset_attention_mask || c->data.reset_position_ids || c->data.eod_mask_loss;
     const bool decays = c->training.lr_decay_style != LR_DECAY_CONSTANT,
                wsd = c->training.lr_decay_style == LR_DECAY_WSD;

@@ -235,7 +235,7 @@ class SelfCheck(unittest.TestCase):
         self.assertIn("by self_check.txt", self.row(again, "self-check"))
         self.assertEqual(losses, flash)
 
-    def answer(self, *options, **environment):
+    def answer(self, *options, status=0, **environment):
         """Returns what a run of a trained model says, which must write nothing where it runs."""
         model, empty = self.folder.name + "/model", self.folder.name + "/empty"
         if not os.path.exists(model):
@@ -243,7 +243,7 @@ class SelfCheck(unittest.TestCase):
             os.mkdir(empty)
         process = self.popen("--device", "cuda", "--precision", "bf16", "--init-from", model + "/checkpoints/step_00000002", *options, cwd=empty, **environment)
         out, err = process.communicate(timeout=300)
-        self.assertEqual((process.returncode, os.listdir(empty)), (0, []), out + err)
+        self.assertEqual((process.returncode, os.listdir(empty)), (status, []), out + err)
         return out, err
 
     def evaluate(self, *options, **environment):
@@ -281,6 +281,42 @@ class SelfCheck(unittest.TestCase):
         again, warning = self.answer(*prompt, EMU_FAULT="wrong:sm90_forward")
         self.assertEqual(again, text)
         self.assertRegex(warning, "the self-check of attention by wgmma bf16: its output is wrong")
+
+    def test_decoding_is_judged(self):
+        """Where a run draws text, also from a window's ring. A fault ends the run, and is no matter to a run without samples."""
+        samples = ["--flash-kernels", "mma", "--train-steps", 1, "--sample-tokens", 2, "--window-size", 8, "--sample-every"]
+        self.assertEqual(self.start("silent", *samples, 0, EMU_FAULT="wrong:attention_decode")[0].returncode, 0)
+        faults = {"wrong:attention_decode": "its output is wrong: it is not finite",
+                  "wrong:kv_cache_append": "its output is wrong: it is not finite",
+                  "unsteady:kv_cache_append": "its output is wrong: it is not finite",
+                  "unsteady:attention_decode": "a token, decoded again, gets other bits",
+                  "refused:attention_decode": "invalid argument",
+                  "hang:attention_decode": "it did not end within 3 s"}
+        told = "train_gpt: decoding attention, which --%s needs, failed the self-check: .*%s.*; %s, or install another driver\n$"
+        for fault in chosen(list(faults), ["wrong:attention_decode", "unsteady:attention_decode", "hang:attention_decode"]):
+            with self.subTest(fault):
+                wrong, _ = self.start("decodes", *samples, 1, EMU_FAULT=fault, TRAIN_GPT_SELF_CHECK_SECONDS="3" if "hang" in fault else "60")
+                self.assertEqual(wrong.returncode, 2, wrong.stdout + wrong.stderr)
+                self.assertRegex(wrong.stderr, told % ("sample-every", faults[fault], "leave --sample-every out"))
+        right, losses = self.start("decodes", *samples, 1)
+        self.assertEqual((right.returncode, right.stderr), (0, ""))
+        with open(self.folder.name + "/decodes/self_check.txt", encoding="utf-8") as file:
+            self.assertRegex(file.read(), r"(?m)^right\twithin 0\.00\d+\t.* hides=1 .* decodes=1$")
+        again, same = self.start("decodes", *samples, 1, EMU_FAULT="wrong:attention_decode")  # goes by the verdict in --out
+        self.assertEqual((again.returncode, same), (0, losses), again.stderr)
+        off, _ = self.start("undecided", *samples, 1, "--self-check", "off", EMU_FAULT="wrong:attention_decode")
+        self.assertEqual(off.returncode, 0, off.stderr)
+
+    def test_decoding_is_judged_where_nothing_trains(self):
+        prompt = "--generate", "for", "--sample-tokens", 2
+        _, warning = self.answer(*prompt)
+        self.assertEqual(warning, "")
+        _, warning = self.answer(*prompt, EMU_FAULT="wrong:kv_cache_append", status=2)
+        self.assertRegex(warning, "^train_gpt: decoding attention, which --generate needs, failed the self-check: its output .*; start with --device cpu, or")
+        said, statuses = self.ranks("decoders", "--sample-every", 1, "--flash-kernels", "mma", environments=({}, {"EMU_FAULT": "wrong:attention_decode"}))
+        self.assertNotIn(0, statuses)
+        self.assertIn("which --sample-every needs, failed the self-check: rank 1 found it wrong", said[0])
+        self.assertIn("rank 1, the self-check of attention by the kernels of decoding: its output is wrong", said[1])
 
     def times(self, result):
         """Returns what the report says of each backend's milliseconds."""
