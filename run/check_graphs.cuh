@@ -4,6 +4,7 @@
 #pragma once
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/self_check.cuh"     // self_check_any_rank_wants
+#include "run/self_known.cuh"     // self_check_known, self_check_hash_run
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul/choices.cuh" // matmul_products_hash

@@ -3,6 +3,7 @@
 #include "run/check_deadline.cuh" // deadline_begin
 #include "run/check_fp8_ops.cuh"  // check_fused_casts, check_scales
 #include "run/self_check.cuh"     // self_check_any_rank_wants
+#include "run/self_known.cuh"     // self_check_known, self_check_keep_right
 
 #ifdef TARGET_CUDA
 #include "run/check_copies.cuh"   // copies_are_right
