@@ -297,8 +297,7 @@ static void self_check_driver(char *text, size_t size) {
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
-// Writes to text (size bytes) this build's commit, the program file's length, as one commit is built for several lists
-// of GPUs, and, if the commit is unknown or dirty, the file's time.
+// text (size bytes) = this build's commit, the program's length and, if the commit is unknown or dirty, its time.
 static void self_check_program(char *text, size_t size) {
     struct stat file;
     const bool tells = strcmp(build_commit, "unknown") != 0 && !strstr(build_commit, "dirty");

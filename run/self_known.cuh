@@ -16,8 +16,7 @@ static uint64_t self_check_hash_run(const struct run *r) {
         }
     return digest;
 }
-// Returns the worst of all ranks' verdicts by the key from earlier starts: RIGHT, UNKNOWN as without one and by
-// --self-check always, or WRONG, also for one that was begun and not ended. Every rank calls this.
+// Returns the worst of all ranks' earlier verdicts: RIGHT, UNKNOWN (none), or WRONG (or begun). Every rank calls this.
 static enum self_verdict_kind self_check_known(struct run *r, const char *key) {
     struct self_verdict verdict = {SELF_CHECK_UNKNOWN, "", 0, false};
     static const enum self_verdict_kind kinds[] = {SELF_CHECK_RIGHT, SELF_CHECK_UNKNOWN, SELF_CHECK_WRONG};

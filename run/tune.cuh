@@ -257,8 +257,7 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
-// Whether earlier starts have found the listed products and their algorithms right on all ranks. key (SELF_CHECK_KEY
-// bytes) = what names the verdict. Every rank calls this.
+// Whether earlier starts found the listed products right on all ranks. key (SELF_CHECK_KEY bytes): of that verdict.
 static bool tune_products_known(struct run *r, char *key) {
     char request[SELF_CHECK_REQUEST];
     snprintf(request, sizeof request, " products=%016" PRIx64, matmul_products_hash(r->dev.matmul));
@@ -266,8 +265,7 @@ static bool tune_products_known(struct run *r, char *key) {
     return self_check_known(r, key) == SELF_CHECK_RIGHT;
 }
 // Proves all listed products if they are to be proven `here`. All ranks replace choices that any rank finds wrong by
-// the heuristics' first, which ends the program if it is wrong, too. Returns how many. If none, keeps the verdict, by
-// which a later start proves nothing and has *known true. Every rank calls this.
+// the heuristics' first, or end if it is wrong, too. Returns how many. *known: a verdict said so. Every rank calls this.
 static int tune_check_products(struct run *r, bool here, bool *known) {
     struct matmul_library *library = r->dev.matmul;
     bool wrong[MATMUL_PLANS], dropped[MATMUL_PLANS] = {false};

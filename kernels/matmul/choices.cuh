@@ -114,8 +114,7 @@ bool matmul_tune(struct matmul_library *library, const struct matmul_product *pr
 bool matmul_prove(struct matmul_library *library, const struct matmul_product *product,
                   const struct matmul_noise *noise, struct device *dev);
 
-// Returns a hash of the listed products and the algorithms of their plans, in any order. Ends the program where the
-// library refuses a product.
+// Returns a hash of the listed products and their algorithms, in any order. A refused product ends the program.
 uint64_t matmul_products_hash(struct matmul_library *library);
 
 // Replaces a product's choice by the heuristics' first, with times of 0, and drops all plans. Returns false, and
