@@ -417,6 +417,13 @@ static double judge_yardstick(enum judge_kind kind, double square, double mean) 
     }
     return square;
 }
+// Returns the squared distance of a row from the right one (D each).
+static double judge_apart(const double *right, const floatX *row, int D) {
+    double sum = 0;
+    for (int i = 0; i < D; i++)
+        sum += (right[i] - (double)to_float(row[i])) * (right[i] - (double)to_float(row[i]));
+    return sum;
+}
 struct judge_sample {
     int b, t, h;
     double right[ATTENTION_MAX_HEAD_DIM], square;
@@ -438,9 +445,7 @@ static void judge_samples(char *reason, size_t size, const struct attention_judg
     for (int i = 0; i < count && !*reason; i++) {
         const struct judge_sample *s = &samples[i];
         const floatX *row = judge_row(j, results, kind, (int64_t)s->b * j->shape.T + s->t, s->h);
-        double apart = 0;
-        for (int d = 0; d < j->shape.head_dim; d++)
-            apart += (s->right[d] - (double)to_float(row[d])) * (s->right[d] - (double)to_float(row[d]));
+        const double apart = judge_apart(s->right, row, j->shape.head_dim);
         const double distance = sqrt(apart / judge_yardstick(kind, s->square, mean));
         *largest = fmax(*largest, distance);
         if (!(distance <= judge_allowed_distance(j)))

@@ -75,14 +75,11 @@ static void decode_judge(char *reason, size_t size, const struct decode_cache *c
     for (int b = 0; b < DECODE_CHECK_B; b++)
         for (int h = (step + b) % stride; h < j->shape.num_heads && !*reason; h += stride) {
             const floatX *const row = c->host + judge_row_offset(j, JUDGE_OUT, b, h);
-            double apart = 0, square = 0;
+            double square = 0;
             judge_scores_of(s, j, b, positions[b], h);
-            for (int d = 0; d < j->shape.head_dim; d++) {
-                const double difference = s->out[d] - (double)to_float(row[d]);
-                apart += difference * difference;
+            for (int d = 0; d < j->shape.head_dim; d++)
                 square += s->out[d] * s->out[d];
-            }
-            const double distance = sqrt(apart / square);
+            const double distance = sqrt(judge_apart(s->out, row, j->shape.head_dim) / square);
             *largest = fmax(*largest, distance);
             if (!isfinite(distance))
                 snprintf(reason, size, "its output is wrong: it is not finite");
