@@ -472,14 +472,12 @@ static bool self_check_asks(const struct config *c, bool by_auto) {
     }
     return false;
 }
-static bool self_check_is_wanted(const struct config *c) { return self_check_asks(c, config_trains(c)); }
-static bool self_check_any_rank_asks(struct run *r) {
-    return r->dev.open && parallel_largest(r->parallel, self_check_asks(r->config, true), "whether to check");
+// Whether any rank, with its GPU open, asks for a check, as self_check_asks says. Every rank calls this.
+static bool self_check_any_rank_asks(struct run *r, bool by_auto) {
+    return r->dev.open && parallel_largest(r->parallel, self_check_asks(r->config, by_auto), "whether to check");
 }
-// Whether any rank is to check its GPU, which is open. Every rank calls this.
-static bool self_check_any_rank_wants(struct run *r) {
-    return r->dev.open && parallel_largest(r->parallel, self_check_is_wanted(r->config), "whether to check");
-}
+// Whether any rank is to check what training needs. Every rank calls this.
+static bool self_check_any_rank_wants(struct run *r) { return self_check_any_rank_asks(r, config_trains(r->config)); }
 // Returns the simpler backend to compare with, or ATTENTION_AUTO where there is none or it needs too much memory.
 static enum attention_backend self_check_simpler(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
@@ -602,7 +600,7 @@ static bool self_check_passes(struct run *r, const struct attention_check *check
 // Checks a backend where a check is wanted, in a run that does not train, too. Returns self_check_passes's result, or
 // true. Every rank calls this.
 static bool self_check_attention(struct run *r, enum attention_backend backend, const char **refused) {
-    if (!self_check_any_rank_asks(r))
+    if (!self_check_any_rank_asks(r, true))
         return true;
     const struct attention_check check = attention_check_of(r, backend);
     return self_check_passes(r, &check, refused);
@@ -620,7 +618,7 @@ static bool self_check_fp8_attention(struct run *r, struct fp8_attention_demands
 static const char *self_check_decoding(struct run *r) {
     const char *refused[ATTENTION_BACKENDS_COUNT] = {NULL};
     struct attention_check check;
-    if (!config_samples(r->config) || !self_check_any_rank_asks(r))
+    if (!config_samples(r->config) || !self_check_any_rank_asks(r, true))
         return NULL;
     memset(&check, 0, sizeof check);
     check.backend = ATTENTION_FLASH; // by its name ranks agree

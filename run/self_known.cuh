@@ -28,7 +28,7 @@ static enum self_verdict_kind self_check_known(struct run *r, const char *key) {
     const int here = verdict.kind == SELF_CHECK_RIGHT ? 0 : verdict.kind == SELF_CHECK_UNKNOWN ? 1 : 2;
     return kinds[parallel_largest(r->parallel, here, "earlier checks")];
 }
-// Keeps in --out that all ranks have found `what` right, before any rank goes on. Every rank calls this.
+// Keeps in --out that `what` is right, once all ranks have found so. Every rank calls this.
 static void self_check_keep_right(struct run *r, const char *what, const char *key) {
     struct self_verdict verdict = {SELF_CHECK_RIGHT, "", 0, true};
     char *lines = NULL;
